@@ -1,0 +1,66 @@
+"""Where things live: tasks, their suites, their submissions. The only place that knows the folder layout."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from harness.verdict import ExitCode, KitError
+
+ROOT = Path(__file__).resolve().parent.parent
+TASKS = ROOT / "tasks"
+LANGUAGES = ("cuda", "triton", "tilelang")
+_SUITE_FILES = {
+    "judge": "testcase_config.py",
+    "live": "live_config.py",
+    "tiny": "tiny_config.py",
+    "demo": "demo_config.py",
+}
+SUITES = tuple(_SUITE_FILES)
+
+
+def tasks() -> list[str]:
+    """Names of the tasks: every folder of tasks/ that holds a reference.py, in alphabetical order."""
+    return sorted(path.parent.name for path in TASKS.glob("*/reference.py"))
+
+
+def _unknown(kind: str, value: str, known: list[str] | tuple[str, ...], code: ExitCode) -> KitError:
+    near = difflib.get_close_matches(value, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(known)}."
+    return KitError(f"{kind}={value}: no such {kind.lower()}; {hint}", code)
+
+
+def check_task(name: str) -> str:
+    """`name` if it is a task, else KitError with the nearest one."""
+    if name not in tasks():
+        raise _unknown("TASK", name, tasks(), ExitCode.UNKNOWN_TASK)
+    return name
+
+
+def check_language(name: str) -> str:
+    """`name` if it is a language, else KitError with the nearest one."""
+    if name not in LANGUAGES:
+        raise _unknown("LANG", name, LANGUAGES, ExitCode.UNKNOWN_LANGUAGE)
+    return name
+
+
+def suite_path(task: str, suite: str) -> Path:
+    """The config file of a suite; KitError when the task has none."""
+    if suite not in _SUITE_FILES:
+        raise _unknown("SUITE", suite, SUITES, ExitCode.USAGE)
+    path = TASKS / task / _SUITE_FILES[suite]
+    if not path.is_file():
+        raise KitError(f"SUITE={suite}: {task} has no such suite ({path.relative_to(ROOT)}).", ExitCode.MISSING_FILE)
+    return path
+
+
+def reference_path(task: str) -> Path:
+    """The task's ground truth and contract."""
+    return TASKS / task / "reference.py"
+
+
+def submission_path(task: str, language: str, variant: str = "") -> Path:
+    """The file to paste, or with variant "hopper" the file beside it. It need not exist."""
+    suffix = ".cu" if language == "cuda" else ".py"
+    stem = "hopper" if variant == "hopper" else "run_kernel"
+    return TASKS / task / language / (stem + suffix)
