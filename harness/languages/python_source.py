@@ -75,11 +75,8 @@ def load_run_kernel(path: Path, arguments: Sequence[str], device: Device) -> Cal
             f"{path.name}: expected {expected} as a plain function, found run_kernel as a {kind}.",
         )
     signature = inspect.signature(function)
-    star = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
-    found = tuple(
-        (star[parameter.kind] if parameter.kind in star else "") + name
-        for name, parameter in signature.parameters.items()
-    )
+    star: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    found = tuple(star.get(parameter.kind, "") + name for name, parameter in signature.parameters.items())
     keyword_only = any(parameter.kind is inspect.Parameter.KEYWORD_ONLY for parameter in signature.parameters.values())
     if found != tuple(arguments) or keyword_only:
         reason = "keyword-only parameters cannot be passed by position" if keyword_only else _why(arguments, found)
