@@ -6,13 +6,14 @@ needs a real file behind the code. Every load gets a module name of its own, so 
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.machinery
 import importlib.util
 import inspect
 import itertools
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -59,12 +60,18 @@ def load_module(path: Path, device: Device) -> ModuleType:
     return module
 
 
-def load_run_kernel(path: Path, arguments: Sequence[str], device: Device) -> Callable[..., Any]:
+def load_run_kernel(
+    path: Path, arguments: Sequence[str], device: Device, settings: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
     """The file's `run_kernel`, whose parameters are exactly `arguments` in that order.
 
-    Raises as `load_module` does, and KernelFault(COMPILE_ERROR) for a missing run_kernel or another signature.
+    `settings["tuning"]` names a row of TUNING to run instead of the device's own; it must exist (KitError). Raises as `load_module` does, and KernelFault(COMPILE_ERROR) for a missing run_kernel or another signature.
     """
-    function = getattr(load_module(path, device), "run_kernel", None)
+    tuning = (settings or {}).get("tuning")
+    module = load_module(path, dataclasses.replace(device, tuning=tuning) if tuning else device)
+    if tuning and vars(module).get("DEVICE") != tuning:
+        raise KitError(f"{path.name}: TUNING has no row {tuning!r}; add it, or name one that is there.")
+    function = getattr(module, "run_kernel", None)
     expected = f"run_kernel({', '.join(arguments)})"
     if function is None:
         raise KernelFault(Verdict.COMPILE_ERROR, f"{path.name}: expected {expected}, found no run_kernel.")
