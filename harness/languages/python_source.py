@@ -65,7 +65,8 @@ def load_run_kernel(
 ) -> Callable[..., Any]:
     """The file's `run_kernel`, whose parameters are exactly `arguments` in that order.
 
-    `settings["tuning"]` names a row of TUNING to run instead of the device's own; it must exist (KitError). Raises as `load_module` does, and KernelFault(COMPILE_ERROR) for a missing run_kernel or another signature.
+    `settings["tuning"]` names a row of TUNING to run instead of the device's own; it must exist (KitError).
+    Raises as `load_module` does, and KernelFault(COMPILE_ERROR) for a missing run_kernel or another signature.
     """
     tuning = (settings or {}).get("tuning")
     module = load_module(path, dataclasses.replace(device, tuning=tuning) if tuning else device)

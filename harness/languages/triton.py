@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ def load(path: Path, arguments: Sequence[str], device: Device, variant: str, set
         try:
             function(*args)
         except Exception as error:
-            fault = _fault(error, path, function.__module__)
+            fault = _fault(error, path, function.__globals__)
             if fault is None:
                 raise
             raise fault from error
@@ -51,25 +50,35 @@ def load(path: Path, arguments: Sequence[str], device: Device, variant: str, set
     return Submission("triton", path, run)
 
 
-def _fault(error: Exception, path: Path, module: str) -> KernelFault | None:
-    """The named fault behind an exception of a launch, None when it is the submission's own ordinary exception."""
-    seen: BaseException | None = error
-    while seen is not None:
+def _fault(error: Exception, path: Path, names: Mapping[str, Any]) -> KernelFault | None:
+    """The named fault behind an exception of a launch; None when it is the submission's own ordinary exception.
+
+    `names` are the globals of the submission, in which the kernels are.
+    """
+    chain = list(_causes(error))
+    for seen, cause in zip(chain, [*chain[1:], None], strict=True):
         if isinstance(seen, KernelFault):
             return seen
         kind = type(seen).__name__
         if kind == "OutOfResources":
             first = str(seen).split(". ")[0]
             return KernelFault(Verdict.RESOURCE_LIMIT, f"{path.name}: {first}; use smaller blocks or fewer stages.")
-        if _is_triton(seen) and kind != "InterpreterError":
-            return KernelFault(Verdict.COMPILE_ERROR, _compile_message(seen, path, module))
-        if isinstance(seen, RuntimeError) and "PassManager" in str(seen):
+        if kind == "InterpreterError":
+            if cause is not None and not _is_triton(cause) and not isinstance(cause, KernelFault):
+                return KernelFault(Verdict.RUNTIME_ERROR, describe(cause, path))
+        elif _is_triton(seen):
+            return KernelFault(Verdict.COMPILE_ERROR, _compile_message(seen, path, names))
+        elif isinstance(seen, RuntimeError) and "PassManager" in str(seen):
             return KernelFault(Verdict.COMPILE_ERROR, f"{path.name}: the compiler failed: {str(seen).splitlines()[0]}")
-        if kind == "InterpreterError" and seen.__cause__ is not None and not _is_triton(seen.__cause__):
-            if not isinstance(seen.__cause__, KernelFault):
-                return KernelFault(Verdict.RUNTIME_ERROR, describe(seen.__cause__, path))
-        seen = seen.__cause__
     return None
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An exception and what it was raised from, outermost first."""
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__
 
 
 def _is_triton(error: BaseException) -> bool:
@@ -77,19 +86,16 @@ def _is_triton(error: BaseException) -> bool:
     return any(base.__module__.startswith("triton.") for base in type(error).__mro__)
 
 
-def _compile_message(error: BaseException, path: Path, module: str) -> str:
+def _compile_message(error: BaseException, path: Path, names: Mapping[str, Any]) -> str:
     """`file:line: reason` for a CompilationError; the first line that says something for other compiler errors."""
-    innermost, line = error, None
-    seen: BaseException | None = error
-    while seen is not None:  # an error in an inlined function is wrapped once per call; the innermost says most
+    # An error inside an inlined function is wrapped once per call: the innermost says most.
+    innermost = [seen for seen in _causes(error) if _is_triton(seen)][-1]
+    where = path.name
+    for seen in _causes(error):
         node, source = getattr(seen, "node", None), getattr(seen, "src", None)
-        if _is_triton(seen):
-            innermost = seen
-        for value in vars(sys.modules.get(module, object)).values() if node is not None else ():
-            if source is not None and getattr(value, "src", None) == source and hasattr(value, "starting_line_number"):
-                line = value.starting_line_number + node.lineno - 1
-        seen = seen.__cause__
-    where = path.name if line is None else f"{path.name}:{line}"
+        for value in names.values():
+            if node is not None and source is not None and getattr(value, "src", None) == source:
+                where = f"{path.name}:{value.starting_line_number + node.lineno - 1}"
     cause = innermost.__cause__
     reason = getattr(innermost, "error_message", None) or str(cause if cause is not None else innermost)
     first = next((part.strip() for part in reason.splitlines() if part.strip()), type(innermost).__name__)
