@@ -43,16 +43,23 @@ def _compile(text: str) -> ctypes.CDLL:
     if not target.is_file():
         compiler = shutil.which(os.environ.get("CXX") or "g++")
         if compiler is None:
-            raise KitError("TileLang on the CPU needs g++, which is not on PATH; install it or name it in CXX.", ExitCode.ENVIRONMENT)
+            raise KitError(
+                "TileLang on the CPU needs g++, which is not on PATH; install it or name it in CXX.",
+                ExitCode.ENVIRONMENT,
+            )
         CACHE.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=CACHE) as folder:
             (Path(folder) / "kernel.cpp").write_text(source, encoding="utf-8")
             built = Path(folder) / "kernel.so"
             command = [compiler, *_FLAGS, "-o", str(built), str(Path(folder) / "kernel.cpp")]
-            done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False)
+            done = subprocess.run(
+                command, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False
+            )
             if done.returncode:
                 first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200])
-                raise KitError(f"g++ rejected the C++ written for a TileLang kernel: {first.strip()}", ExitCode.ENVIRONMENT)
+                raise KitError(
+                    f"g++ rejected the C++ written for a TileLang kernel: {first.strip()}", ExitCode.ENVIRONMENT
+                )
             os.replace(built, target)  # atomic: another process sees all of the file or none
     return ctypes.CDLL(str(target))
 
@@ -89,7 +96,9 @@ class CpuKernel:
             elif isinstance(value, int):
                 values.append(int(value))
             else:
-                raise self._wrong(f"argument {parameter.name} must be an int ({parameter.dtype}), got {type(value).__name__}")
+                raise self._wrong(
+                    f"argument {parameter.name} must be an int ({parameter.dtype}), got {type(value).__name__}"
+                )
         message = ctypes.create_string_buffer(512)
         status = self._run(
             (ctypes.c_void_p * max(1, len(data)))(*data),
@@ -117,7 +126,9 @@ class CpuKernel:
         return value.data_ptr()
 
 
-def compile_for_cpu(func: Any, out_idx: Any = None, pass_configs: Mapping[str, Any] | None = None, **_: Any) -> CpuKernel:
+def compile_for_cpu(
+    func: Any, out_idx: Any = None, pass_configs: Mapping[str, Any] | None = None, **_: Any
+) -> CpuKernel:
     """Stands in for `tilelang.compile`: same arguments, of which the target and the back end mean nothing here.
 
     Raises KernelFault: COMPILE_ERROR for what cannot run, RESOURCE_LIMIT above 64 KiB of shared memory.

@@ -81,7 +81,18 @@ def _op(node: Any) -> str:
 
 def _children(node: Any) -> Iterator[Any]:
     """The direct sub-expressions and sub-statements of a node."""
-    for field in ("a", "b", "value", "condition", "true_value", "false_value", "body", "then_case", "else_case", "block"):
+    for field in (
+        "a",
+        "b",
+        "value",
+        "condition",
+        "true_value",
+        "false_value",
+        "body",
+        "then_case",
+        "else_case",
+        "block",
+    ):
         child = getattr(node, field, None)
         if child is not None and not isinstance(child, (int, float, str, bool)):
             yield child
@@ -344,7 +355,9 @@ class _Emitter:
             self.line("continue;")
         elif op.startswith("tileop."):
             if self.threaded:
-                raise Unsupported(f"T.{op[7:]} inside a branch on the thread index: all threads of a block must take part")
+                raise Unsupported(
+                    f"T.{op[7:]} inside a branch on the thread index: all threads of a block must take part"
+                )
             handler = getattr(self, f"_tile_{op[7:]}", None)
             if handler is None:
                 raise Unsupported(f"T.{op[7:]} is not supported on the CPU")
@@ -468,7 +481,9 @@ class _Emitter:
         for argument in call.args[:3]:
             buffer, start, extent = self._region(argument)
             if str(buffer.scope()) not in _TILE_SCOPES:
-                raise Unsupported(f"T.gemm operand {buffer.name} lives in {buffer.scope()}; copy it into shared memory first")
+                raise Unsupported(
+                    f"T.gemm operand {buffer.name} lives in {buffer.scope()}; copy it into shared memory first"
+                )
             name = self.buffers[buffer]
             extents = ", ".join(self.expr(e) for e in extent)
             operands.append(f"{name}.corner({{{extents}}}, {', '.join(start)}), {name}.row()")
@@ -502,7 +517,11 @@ class _Emitter:
         rank = len(s_extent)
         skip = [d for d in range(rank) if d != axis]
         # (rows, columns) reduce to (rows) or (rows, 1); a reduction to one element is written to index 0.
-        place = dict(zip(range(rank), range(rank), strict=True)) if len(t_extent) == rank else {d: i for i, d in enumerate(skip)}
+        place = (
+            dict(zip(range(rank), range(rank), strict=True))
+            if len(t_extent) == rank
+            else {d: i for i, d in enumerate(skip)}
+        )
         self.open("")
         s_start, t_start = self._hoist(s_start), self._hoist(t_start)
         names = ["0"] * rank
