@@ -1,0 +1,291 @@
+"""Keeping foreign code (a judge package) apart from the harness: its imports, its stdin, its seeds, its torch flags.
+
+A package is written for a process of its own. Here several of its functions are called in one process, so everything
+that it can change globally is put back after each call, and given back to it before the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.machinery
+import importlib.util
+import io
+import itertools
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+import torch
+
+_SERIAL = itertools.count()
+
+
+class _FreshLoader(importlib.machinery.SourceFileLoader):
+    """Compiles from source each time: a .pyc beside a user's file could be stale and would litter the folder."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
+def load_module(path: Path, prefix: str) -> ModuleType:
+    """Execute a Python file from disk as a module with a unique name that starts with `prefix`.
+
+    Whatever the file raises passes through; the module is then forgotten. It stays in sys.modules otherwise, because
+    inspect, pickle and Triton look it up there.
+    """
+    name = f"{prefix}_{next(_SERIAL)}"
+    loader = _FreshLoader(name, str(path))
+    spec = importlib.util.spec_from_loader(name, loader, origin=str(path))
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+@contextlib.contextmanager
+def stdin_of(text: str) -> Iterator[None]:
+    """Within the block, file descriptor 0 is a pipe that holds exactly `text`, and sys.stdin is fresh on top of it.
+
+    The text must fit a pipe (64 KiB). Both are put back afterwards, a closed descriptor included.
+    """
+    read_end, write_end = os.pipe()
+    os.write(write_end, text.encode("utf-8"))
+    os.close(write_end)
+    try:
+        saved = os.dup(0)
+    except OSError:
+        saved = -1
+    if read_end != 0:
+        os.dup2(read_end, 0)
+        os.close(read_end)
+    old, old_original = sys.stdin, sys.__stdin__
+    fresh = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), encoding="utf-8")
+    sys.stdin = fresh
+    sys.__stdin__ = fresh  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        sys.stdin = old
+        sys.__stdin__ = old_original  # type: ignore[misc]
+        fresh.close()
+        if saved >= 0:
+            os.dup2(saved, 0)
+            os.close(saved)
+        else:
+            with contextlib.suppress(OSError):
+                os.close(0)
+
+
+# The order matters: torch refuses to read allow_tf32 while it disagrees with the newer fp32_precision, and setting the
+# older name also sets the newer one, so the newer one comes last.
+_FLAGS = (
+    ("backends.cuda.matmul", "allow_tf32"),
+    ("backends.cudnn", "allow_tf32"),
+    ("backends.cuda.matmul", "fp32_precision"),
+    ("backends.cudnn", "fp32_precision"),
+    ("backends.cudnn.conv", "fp32_precision"),
+    ("backends.cuda.matmul", "allow_fp16_reduced_precision_reduction"),
+    ("backends.cuda.matmul", "allow_bf16_reduced_precision_reduction"),
+    ("backends.cudnn", "benchmark"),
+    ("backends.cudnn", "deterministic"),
+    ("backends.cudnn", "enabled"),
+)
+_SWITCHES: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    (torch.get_num_threads, torch.set_num_threads),
+)
+
+
+def _holder(path: str) -> Any:
+    holder: Any = torch
+    for name in path.split("."):
+        holder = getattr(holder, name, None)
+    return holder
+
+
+class TorchFlags:
+    """torch's global switches that a package may turn: TF32, cuDNN, default dtype and device, grad mode, threads."""
+
+    def __init__(self) -> None:
+        """Takes the state of this moment."""
+        self._flags: dict[tuple[str, str], Any] = {}
+        for path, name in _FLAGS:
+            # Absent in some versions of torch; RuntimeError while old and new TF32 names disagree.
+            with contextlib.suppress(AttributeError, RuntimeError):
+                self._flags[path, name] = getattr(_holder(path), name)
+        self._switches = [read() for read, _ in _SWITCHES]
+        self._device = torch.get_default_device()
+
+    def apply(self) -> None:
+        """Makes the taken state current again; touches nothing that already agrees."""
+        now = TorchFlags()
+        if self._flags != now._flags:
+            for (path, name), value in self._flags.items():
+                with contextlib.suppress(AttributeError, RuntimeError):
+                    setattr(_holder(path), name, value)
+        for (_, write), wanted, current in zip(_SWITCHES, self._switches, now._switches, strict=True):
+            if wanted != current:
+                write(wanted)
+        if self._device != now._device:
+            torch.set_default_device(None if self._device.type == "cpu" else self._device)
+
+
+def start_gpu() -> None:
+    """Initialises torch's GPU side, so that its random generators exist."""
+    cuda: Any = torch.cuda
+    cuda.init()
+
+
+class RandomState:
+    """The global random generators: torch's (every initialised device), Python's, and numpy's where it is loaded."""
+
+    def __init__(self) -> None:
+        """Takes the state of this moment."""
+        cuda: Any = torch.cuda  # parts of it carry no types
+        self._torch = torch.get_rng_state()
+        self._cuda = cuda.get_rng_state_all() if cuda.is_initialized() else None
+        self._python = random.getstate()
+        numpy = sys.modules.get("numpy")
+        self._numpy = numpy.random.get_state() if numpy is not None else None
+
+    def apply(self) -> None:
+        """Makes the taken state current again."""
+        torch.set_rng_state(self._torch)
+        if self._cuda is not None:
+            torch.cuda.set_rng_state_all(self._cuda)
+        random.setstate(self._python)
+        if self._numpy is not None:
+            sys.modules["numpy"].random.set_state(self._numpy)
+
+
+def reseed_globals(seed: int) -> None:
+    """Seeds the global random generators of torch, Python and numpy."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
+
+
+class _Seeds:
+    """Replaces every seeding function by one that adds `shift` to the seed; see `seeds`."""
+
+    def __init__(self) -> None:
+        self.shift = 0
+        self._inside = False
+
+    def seed(self, seed: Any, bits: int = 64) -> Any:
+        """`seed` moved by the shift, wrapped into what the function takes; None (no seed) stays None."""
+        if not self.shift or seed is None:
+            return seed
+        if isinstance(seed, (list, tuple)):
+            return [*seed, self.shift]
+        try:
+            moved = int(seed) + self.shift
+        except (TypeError, ValueError):  # random.seed takes strings and bytes
+            return f"{seed!r}{self.shift:+d}"
+        lowest = -(2**63) if bits == 64 else 0
+        return moved if lowest <= moved < 2**bits else moved % 2**bits
+
+    def wrap(self, function: Callable[..., Any], bits: int = 64) -> Callable[..., Any]:
+        """`function(seed, ...)` with the seed moved, unless it is called from inside another such function."""
+
+        @functools.wraps(function)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            # torch.manual_seed calls torch.cuda.manual_seed_all: one shift must not become two.
+            if not self.shift or self._inside:
+                return function(*args, **kwargs)
+            if args:
+                args = (self.seed(args[0], bits), *args[1:])
+            for name in {"seed", "a"} & kwargs.keys():
+                kwargs[name] = self.seed(kwargs[name], bits)
+            self._inside = True
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._inside = False
+
+        return wrapped
+
+
+_seeds = _Seeds()
+_PlainGenerator = torch.Generator
+
+
+class ShiftedGenerator(torch.Generator):
+    """torch.Generator whose manual_seed adds the current shift. torch's own type cannot be patched in place."""
+
+    def manual_seed(self, seed: int) -> ShiftedGenerator:
+        """Seeds with `seed` plus the shift in force; returns self, as torch's does."""
+        super().manual_seed(_seeds.seed(seed))
+        return self
+
+
+def _replacements() -> list[tuple[Any, str, Any]]:
+    """(holder, name, replacement) of every seeding function of torch, random and (where it is loaded) numpy."""
+    table: list[tuple[Any, str, Any]] = [(torch, "Generator", ShiftedGenerator)]
+    table += [(holder, "manual_seed", _seeds.wrap(torch.manual_seed)) for holder in (torch, torch.random)]
+    for name in ("manual_seed", "manual_seed_all"):
+        wrapped = _seeds.wrap(getattr(torch.cuda, name))
+        table += [(holder, name, wrapped) for holder in (torch.cuda, torch.cuda.random)]
+    table.append((random, "seed", _seeds.wrap(random.seed)))
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        table.append((numpy.random, "seed", _seeds.wrap(numpy.random.seed, bits=32)))
+        table.append((numpy.random, "default_rng", _seeds.wrap(numpy.random.default_rng)))
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] == "torch" or name == __name__:
+            continue
+        # Others may hold torch.Generator by `from torch import Generator`.
+        for key, value in list(getattr(module, "__dict__", {}).items()):
+            if value is _PlainGenerator:
+                table.append((module, key, ShiftedGenerator))
+    return table
+
+
+@contextlib.contextmanager
+def seeds(shift: int = 0) -> Iterator[None]:
+    """Within the block every seeding call made by name uses its seed plus `shift`.
+
+    Covers torch.Generator(...).manual_seed, torch.manual_seed, torch.cuda.manual_seed(_all), random.seed and numpy's
+    seed and default_rng. A module executed inside such a block (with shift 0, say) keeps the replaced
+    functions in its `from torch import Generator`, and so obeys the shift of later blocks too.
+    """
+    if torch.Generator is ShiftedGenerator:
+        raise RuntimeError("seeds() does not nest")
+    saved = []
+    for holder, name, replacement in _replacements():
+        saved.append((holder, name, getattr(holder, name)))
+        setattr(holder, name, replacement)
+    _seeds.shift = shift
+    try:
+        yield
+    finally:
+        _seeds.shift = 0
+        for holder, name, original in saved:
+            setattr(holder, name, original)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True for torch's and Python's out-of-memory errors, the CPU allocator's plain RuntimeError included."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+
+
+def is_device_fault(error: BaseException) -> bool:
+    """True for an error of the device itself, after which the process can no longer use it."""
+    if type(error).__name__ == "AcceleratorError":
+        return True
+    return isinstance(error, RuntimeError) and str(error).lstrip().startswith(("CUDA error", "CUDA driver error"))
