@@ -1,0 +1,77 @@
+# Everything by make: `make` lists the commands. harness/bootstrap.py makes the environment (.venv) on first use.
+
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+
+# LANG is the locale variable of every shell as well: it names a language only where make's own command line gave it,
+# and in neither meaning does it reach a child. Values go to the commands as KIT_*, unexpanded, never pasted into shell text.
+VARIABLES := TASK LANG SUITE CASES DEVICE CONFIG FILE JSON COUNTS JOBS PYTHON EXTRA
+ifneq ($(origin LANG),command line)
+LANG :=
+endif
+$(foreach name,$(VARIABLES),$(eval export KIT_$(name) := $$(value $(name))))
+unexport $(VARIABLES) MAKEFLAGS MFLAGS MAKEOVERRIDES
+MAKEOVERRIDES :=
+# Files and paths are UTF-8 in every child, whatever the locale.
+export PYTHONUTF8 := 1
+
+# A misspelt TASK= would otherwise run everything.
+GIVEN := $(foreach name,$(.VARIABLES),$(if $(findstring command line,$(origin $(name))),$(name)))
+UNKNOWN := $(filter-out $(VARIABLES) -%,$(GIVEN))
+ifneq ($(UNKNOWN),)
+$(error $(firstword $(UNKNOWN))=: no such variable; known are $(VARIABLES))
+endif
+
+bootstrap = "$$KIT_PYTHON" -m harness.bootstrap
+python := .venv/bin/python
+
+.PHONY: help check test lint-code env clean
+
+help: ## this list
+	@echo "make COMMAND [VARIABLE=value ...]"
+	@sed -n 's/^\([a-z-]*\): *## */  \1\t/p' Makefile | expand -t 14
+	@echo "Variables of check:"
+	@sed -n 's/^#: /  /p' Makefile
+
+#: TASK=name        one task (all of them without it)
+#: LANG=name        cuda, triton or tilelang (all three without it); only from this command line
+#: SUITE=name       judge, live, tiny or demo (judge on a GPU, tiny without one)
+#: CASES=1,3-5      these cases only
+#: DEVICE=kind      maca, cuda or cpu (what the machine has)
+#: CONFIG=file      a problem package of your own instead of a suite; needs TASK
+#: FILE=file        a submission of your own instead of the kit's; needs TASK and LANG
+#: JSON=1           one JSON document on standard output and nothing else
+#: COUNTS=1         the simulator's counters under each C++ case
+#: JOBS=n           worker processes at a time (one per core without a GPU, one on a GPU)
+#: PYTHON=path      the Python to make .venv with, for every command (python3)
+#: EXTRA=name       for env: flashinfer, flash-attn, test or lint
+check: ## run the submissions against a suite, both verdicts per case
+	@$(bootstrap)
+	@$(python) -m harness check $${KIT_TASK:+"--task=$$KIT_TASK"} $${KIT_LANG:+"--lang=$$KIT_LANG"} \
+	  $${KIT_SUITE:+"--suite=$$KIT_SUITE"} $${KIT_CASES:+"--cases=$$KIT_CASES"} $${KIT_DEVICE:+"--device=$$KIT_DEVICE"} \
+	  $${KIT_CONFIG:+"--config=$$KIT_CONFIG"} $${KIT_FILE:+"--file=$$KIT_FILE"} $${KIT_JOBS:+"--jobs=$$KIT_JOBS"} \
+	  $${KIT_JSON:+--json} $${KIT_COUNTS:+--counts}
+
+test: ## the kit's own tests
+	@$(bootstrap) test
+	@$(python) -m pytest tests
+
+lint-code: ## ruff, mypy, clang-format and shellcheck over the kit's own code
+	@$(bootstrap) lint
+	@$(python) -m ruff check .
+	@$(python) -m ruff format --check .
+	@$(python) -m mypy
+	@export PATH="$$PWD/.venv/bin:$$PATH"; \
+	  git ls-files -z -- '*.cu' '*.cuh' '*.hpp' '*.h' | xargs -0 --no-run-if-empty clang-format --dry-run -Werror; \
+	  git ls-files -z -- .ci/run '*.sh' | xargs -0 --no-run-if-empty shellcheck
+
+env: ## make or mend .venv now, with EXTRA=name in it
+	@$(bootstrap) --retry $${KIT_EXTRA:+"$$KIT_EXTRA"}
+
+clean: ## remove caches (not .venv, not results)
+	@rm -rf .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find harness tasks tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,131 @@
+"""The command line: argument parsing and printing, nothing else. `make` calls it as `python -m harness`.
+
+This process never imports a submission or a package, nor torch: workers do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+from harness import console, journal, plan, runner
+from harness.verdict import CaseResult, ExitCode, KitError, exit_code
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code. A user's mistake is one sentence on stderr, never a traceback."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    console.make_robust()
+    # Workers' prints are read as UTF-8, whatever this terminal is.
+    os.environ["PYTHONIOENCODING"] = "utf-8"
+    # A closed terminal or `timeout` must end the workers as Ctrl-C does.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    options = _parser().parse_args(words)
+    try:
+        return int(options.run(options, words))
+    except KitError as error:
+        if getattr(options, "json", False):
+            print(json.dumps({"error": str(error), "exit_code": int(error.code)}))
+        print(error, file=sys.stderr)
+        return error.code
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        # The reader (head, less) went away: nobody is left to tell, and closing stdout must not complain again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.REJECTED
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="harness", description="Replay an XPU-OJ problem package against a submission."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    check = commands.add_parser(
+        "check", allow_abbrev=False, help="run submissions against a suite, both verdicts per case"
+    )
+    check.set_defaults(run=_check)
+    check.add_argument("--task", help="one task; all of them without it")
+    check.add_argument("--lang", help="cuda, triton or tilelang; all of them without it")
+    check.add_argument("--suite", help="judge, live, tiny or demo; judge on a GPU and tiny without one by default")
+    check.add_argument("--cases", help="which cases, as in 1,3-5")
+    check.add_argument("--device", help="maca, cuda or cpu; what the machine has by default")
+    check.add_argument("--config", help="a problem package of your own instead of a suite")
+    check.add_argument("--file", help="a submission of your own instead of the kit's")
+    check.add_argument("--jobs", help="worker processes at a time")
+    check.add_argument("--deadline", type=float, metavar="SECONDS", help="after how long a case is taken to hang")
+    check.add_argument("--counts", action="store_true", help="show the simulator's counters")
+    check.add_argument("--json", action="store_true", help="one JSON document on stdout and nothing else")
+    return parser
+
+
+def _check(options: argparse.Namespace, words: list[str]) -> int:
+    request = plan.Request(
+        task=options.task,
+        language=options.lang,
+        suite=options.suite,
+        cases=options.cases,
+        device=options.device,
+        config=options.config,
+        file=options.file,
+        jobs=options.jobs,
+        deadline_s=options.deadline,
+        counts=options.counts,
+    )
+    started = time.monotonic()
+    todo = plan.make(request)
+    versions = journal.versions()
+    kernels = [(job.task, job.language, job.variant) for job in todo.jobs]
+    table = console.Table([*kernels, *((r.task, r.language, r.variant) for r in todo.skipped)], request.again)
+    results: list[CaseResult] = []
+
+    def receive(result: CaseResult) -> None:
+        results.append(result)
+        if not options.json:
+            table.show(result)
+
+    if not options.json:
+        print(f"{todo.device.name} ({todo.device.kind}), " + ", ".join(f"{name} {v}" for name, v in versions.items()))
+        table.header()
+    interrupted = False
+    try:
+        for result in todo.skipped:
+            receive(result)
+        if todo.jobs:
+            runner.run_jobs(todo.jobs, receive, todo.parallel)
+    except KeyboardInterrupt:
+        interrupted = True
+    seconds = time.monotonic() - started
+    code = ExitCode.INTERRUPTED if interrupted else exit_code(results)
+    run: dict[str, Any] = {
+        "command": ["harness", *words],
+        "device": vars(todo.device),
+        "versions": versions,
+        "seconds": round(seconds, 1),
+        "exit_code": int(code),
+        "records": [result.to_json() for result in results],
+    }
+    trouble = journal.append(run)
+    if trouble:
+        print(trouble, file=sys.stderr)
+    lines = console.summary(results, seconds, todo.device.kind)
+    if options.json:
+        print(json.dumps(journal.plain({**run, "summary": lines[-1]}), allow_nan=False))
+    else:
+        print("\n".join(lines))
+        if interrupted:
+            print("Interrupted: the cases above are all that ran.", file=sys.stderr)
+    return code

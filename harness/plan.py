@@ -1,0 +1,242 @@
+"""From what the user asked for to the jobs to run: devices, suites, cases, files. Every refusal is one sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from harness import catalog, devices, languages
+from harness.devices import Device
+from harness.runner import Job
+from harness.verdict import CaseResult, ExitCode, KitError
+
+GPU_SUITES = ("judge", "live")
+OWN_CONFIG = "config"  # what the suite is called when the user gave a package of their own
+LANGUAGE_NAMES = {"cuda": "C++", "triton": "Triton", "tilelang": "TileLang"}
+_PYTHON_LANGUAGES = ("triton", "tilelang")  # each needs the package of its own name
+# A case that takes longer is taken to hang. Without a GPU the slowest honest step is compiling the simulator's build of
+# a C++ file; with one it is a baseline that builds its own kernels at the first call.
+_DEADLINE_S = {"cpu": 180.0, "cuda": 600.0, "maca": 600.0}
+
+# Runs in a process of its own, so that the one that reads the command line never imports torch.
+_PROBE = """
+import dataclasses, json, sys
+from harness import devices
+from harness.verdict import KitError
+try:
+    print(json.dumps({"device": dataclasses.asdict(devices.pick(sys.argv[1] or None))}))
+except KitError as error:
+    print(json.dumps({"error": str(error), "code": error.code}))
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """The options of `check` as given; None where the user said nothing."""
+
+    task: str | None = None
+    language: str | None = None
+    suite: str | None = None
+    cases: str | None = None
+    device: str | None = None
+    config: str | None = None
+    file: str | None = None
+    jobs: str | None = None
+    deadline_s: float | None = None
+    counts: bool = False
+
+    def again(self, result: CaseResult) -> str:
+        """The command that runs one case again."""
+        words = ["make", "check", f"TASK={result.task}", f"LANG={result.language}"]
+        words += [f"CASES={result.case}"] if result.case else []
+        given = {"SUITE": self.suite, "DEVICE": self.device, "CONFIG": self.config, "FILE": self.file}
+        words += [f"{name}={value}" for name, value in given.items() if value]
+        return " ".join(shlex.quote(word) for word in words)
+
+
+@dataclasses.dataclass
+class Plan:
+    """What will run, and what will not with the reason in its record."""
+
+    device: Device
+    jobs: list[Job]
+    skipped: list[CaseResult]
+    parallel: int
+
+
+def parse_cases(text: str) -> list[int]:
+    """ "1,3-5" -> [1, 3, 4, 5]; KitError names the part that is no case number or range."""
+    chosen: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = (piece.strip() for piece in part.partition("-"))
+        last = last if dash else first
+        # isdecimal alone accepts digits of other scripts, which int() then accepts too: no harm, but no use.
+        if not (first.isascii() and first.isdecimal() and last.isascii() and last.isdecimal()):
+            raise KitError(
+                f"CASES={text}: {part.strip() or 'an empty part'} is no case; write numbers and ranges, as in 1,3-5."
+            )
+        if int(first) < 1:
+            raise KitError(f"CASES={text}: cases count from 1.")
+        if int(last) < int(first):
+            raise KitError(f"CASES={text}: the range {part.strip()} runs backwards; write {last}-{first}.")
+        if int(last) - int(first) > 9999:
+            raise KitError(f"CASES={text}: the range {part.strip()} is longer than any suite.")
+        chosen.update(range(int(first), int(last) + 1))
+    return sorted(chosen)
+
+
+def pick_device(requested: str | None) -> Device:
+    """devices.pick, without importing torch here: at once where no GPU can be, in a process of its own otherwise."""
+    if requested == "cpu" or (requested and requested not in devices.KINDS):
+        return devices.pick(requested)
+    if requested is None and not _may_have_gpu():
+        return devices.pick("cpu")
+    done = subprocess.run(
+        [sys.executable, "-c", _PROBE, requested or ""],
+        cwd=catalog.ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
+    )
+    try:
+        answer = json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise KitError(
+            f"The device could not be looked up ({last}); DEVICE=cpu does without one.", ExitCode.ENVIRONMENT
+        ) from None
+    if "error" in answer:
+        raise KitError(answer["error"], ExitCode(answer["code"]))
+    return Device(**answer["device"])
+
+
+def _may_have_gpu() -> bool:
+    """False only where torch could not find one either: no device node of NVIDIA's (or of WSL's) and no MACA."""
+    return any(Path("/dev").glob("nvidia*")) or Path("/dev/dxg").exists() or devices.has_maca()
+
+
+def make(request: Request) -> Plan:
+    """Check the request and lay out its jobs, one per task, language and variant. Raises KitError."""
+    tasks = [catalog.check_task(request.task)] if request.task else catalog.tasks()
+    chosen = [catalog.check_language(request.language)] if request.language else list(catalog.LANGUAGES)
+    cases = parse_cases(request.cases) if request.cases else None
+    config = _own_config(request)
+    own_file = _own_file(request)
+    device = pick_device(request.device)
+    suite = OWN_CONFIG if config else request.suite or ("judge" if device.is_gpu else "tiny")
+    _check_suite_runs(request, suite, device)
+    parallel = _parallel(request, device)
+
+    plan = Plan(device, [], [], parallel)
+    named = bool(request.task and request.language)
+    for task in tasks:
+        path = config or _suite_or_none(task, suite, must_exist=request.task is not None)
+        for language in chosen:
+            submission = own_file or catalog.submission_path(task, language)
+            reason = _missing_file(task, language, suite, path, submission)
+            if not reason and not _has_package(language):
+                reason = f"{language} is not installed in this environment; `make env` tries again to install it."
+                if request.language:
+                    raise KitError(f"LANG={language}: {reason}", ExitCode.ENVIRONMENT)
+            if reason:
+                plan.skipped.append(CaseResult(task, language, "", suite, 0, detail=reason, required=named))
+                continue
+            for variant in languages.module(language).variants(device):
+                plan.jobs.append(
+                    Job(
+                        task=task,
+                        language=language,
+                        variant=variant,
+                        suite=suite,
+                        config=str(path),
+                        submission=str(submission),
+                        cases=cases,
+                        device=device.kind,
+                        deadline_s=request.deadline_s or _DEADLINE_S[device.kind],
+                        settings={"counts": request.counts},
+                        required=named,
+                    )
+                )
+    return plan
+
+
+def _missing_file(task: str, language: str, suite: str, config: Path | None, submission: Path) -> str:
+    """Which file of a task and language is missing, or ""."""
+    if config is None:
+        return f"{task} has no suite {suite}."
+    if not submission.is_file():
+        where = submission.relative_to(catalog.ROOT)
+        return f"{task} has no {LANGUAGE_NAMES[language]} submission yet ({where})."
+    return ""
+
+
+def _has_package(language: str) -> bool:
+    return language not in _PYTHON_LANGUAGES or importlib.util.find_spec(language) is not None
+
+
+def _suite_or_none(task: str, suite: str, must_exist: bool) -> Path | None:
+    try:
+        return catalog.suite_path(task, suite)
+    except KitError as error:
+        if must_exist or error.code != ExitCode.MISSING_FILE:
+            raise
+        return None
+
+
+def _check_suite_runs(request: Request, suite: str, device: Device) -> None:
+    if suite in GPU_SUITES and not device.is_gpu:
+        instead = ["make", "check"]
+        instead += [f"TASK={request.task}"] if request.task else []
+        instead += [f"LANG={request.language}"] if request.language else []
+        raise KitError(
+            f"SUITE={suite}: its cases are sized for a GPU and would take hours to interpret or simulate on a CPU; "
+            f"run `{' '.join([*instead, 'SUITE=tiny'])}` here, or this command on a machine with a GPU.",
+            ExitCode.NEEDS_DEVICE,
+        )
+
+
+def _parallel(request: Request, device: Device) -> int:
+    if request.jobs is None:
+        return 1 if device.is_gpu else os.cpu_count() or 1
+    if not (request.jobs.isascii() and request.jobs.isdecimal() and int(request.jobs) > 0):
+        raise KitError(f"JOBS={request.jobs}: write how many workers may run at a time, as in JOBS=2.")
+    if device.is_gpu and int(request.jobs) > 1:
+        raise KitError(f"JOBS={request.jobs}: on a GPU the cases are timed, so they run one at a time; leave JOBS out.")
+    return int(request.jobs)
+
+
+def _own_config(request: Request) -> Path | None:
+    if not request.config:
+        return None
+    if request.suite:
+        raise KitError(
+            f"CONFIG={request.config} and SUITE={request.suite}: the first replaces the second; give one of them."
+        )
+    if not request.task:
+        raise KitError(f"CONFIG={request.config}: say which contract it follows, TASK={'|'.join(catalog.tasks())}.")
+    return _existing("CONFIG", request.config)
+
+
+def _own_file(request: Request) -> Path | None:
+    if not request.file:
+        return None
+    if not (request.task and request.language):
+        raise KitError(f"FILE={request.file}: say what it is, TASK=name and LANG={'|'.join(catalog.LANGUAGES)}.")
+    return _existing("FILE", request.file)
+
+
+def _existing(name: str, value: str) -> Path:
+    path = Path(value).expanduser().absolute()
+    if path.is_dir():
+        raise KitError(f"{name}={value}: that is a folder; name the file in it.", ExitCode.MISSING_FILE)
+    if not path.is_file():
+        raise KitError(f"{name}={value}: no such file (looked for {path}).", ExitCode.MISSING_FILE)
+    return path
