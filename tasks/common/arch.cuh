@@ -1,0 +1,320 @@
+// ---- arch section: the only part that knows the device. Master copy: tasks/common/arch.cuh --------------------------
+// Acc: 16 x 16 accumulators. Operand: 16 rows x 64 bytes of k (32 bf16 or 64 int8). Both are spread over one wave.
+// Each kind of operand has its own order of k, so a product takes two of a kind: load_rows x load_rows,
+// load_direct x load_direct, or acc_to_operand x (load_columns or transpose_columns).
+// Tiles in shared memory start at a multiple of 128 bytes; a row is a multiple of 128 bytes too.
+namespace arch {
+template <class T>
+__device__ __forceinline__ T& at(const void* base, int64_t byte) {
+    return *reinterpret_cast<T*>(const_cast<char*>(static_cast<const char*>(base)) + byte);
+}
+// Where 16-byte unit `unit` of row `row` lies: permuted within 128 bytes, so that 8 rows hit 8 groups of banks.
+template <int kRowBytes>
+__device__ __forceinline__ int swizzle(int row, int unit) {
+    return row * kRowBytes + ((unit & ~7) << 4) + (((unit ^ row) & 7) << 4);
+}
+template <int kRows, int kRowBytes, int kThreads>
+struct Chunks {  // A tile as 16-byte chunks dealt to threads: thread t takes chunks t, t + kThreads, ...
+    static constexpr int kUnits = kRowBytes / 16, kTotal = kRows * kUnits, kEach = (kTotal + kThreads - 1) / kThreads;
+    __device__ static bool has(int chunk) { return kTotal % kThreads == 0 || chunk < kTotal; }
+};
+
+#if defined(__MACA__)  // C500: waves of 64 lanes, lane = 16 g + r; a lane owns row r and four columns 4 g + v
+constexpr int kWave = 64, kAccValues = 4, kRowSlots = 1;
+struct alignas(16) Operand {
+    uint32_t r[4];
+};
+template <class T>
+struct Acc {
+    T v[kAccValues];
+    __device__ static int row(int lane, int) { return lane & 15; }
+    __device__ static int col(int lane, int v) { return 4 * (lane >> 4) + v; }
+    __device__ static constexpr int slot(int) { return 0; }
+};
+__device__ __forceinline__ int column64(int lane, int tile, int v) { return 16 * (lane >> 4) + 4 * v + tile; }
+__device__ __forceinline__ void sync_block() { __syncthreadshared(); }
+__device__ __forceinline__ bool any(bool p) { return __any_sync(~0ull, p) != 0; }
+__device__ __forceinline__ float exp2(float x) { return __builtin_exp2f(x); }
+template <class F>
+__device__ __forceinline__ float row_reduce(float x, F op) {
+    x = op(x, __shfl_xor_sync(~0ull, x, 32));
+    return op(x, __shfl_xor_sync(~0ull, x, 16));
+}
+__device__ __forceinline__ uint32_t pack(float lo, float hi) {
+    const auto pair = __builtin_mxc_cvt_pk_f32tobf16({lo, hi});
+    uint32_t bits;
+    __builtin_memcpy(&bits, &pair, 4);
+    return bits;
+}
+// The rows of the builtin's first argument run along v: b goes first, so that lane r holds row r of a.
+__device__ __forceinline__ void mma(Acc<float>& c, const Operand& a, const Operand& b) {
+    using Half = __NATIVE_VECTOR__(2, uint32_t);
+    __NATIVE_VECTOR__(4, float) d = {c.v[0], c.v[1], c.v[2], c.v[3]};
+    d = __builtin_mxc_mma_16x16x16bf16(Half{b.r[0], b.r[1]}, Half{a.r[0], a.r[1]}, d);
+    d = __builtin_mxc_mma_16x16x16bf16(Half{b.r[2], b.r[3]}, Half{a.r[2], a.r[3]}, d);
+    c = {{d[0], d[1], d[2], d[3]}};
+}
+__device__ __forceinline__ void mma(Acc<int>& c, const Operand& a, const Operand& b) {
+    __NATIVE_VECTOR__(4, int32_t) d = {c.v[0], c.v[1], c.v[2], c.v[3]};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) d = __builtin_mxc_mma_16x16x16i8((int)b.r[i], (int)a.r[i], d);
+    c = {{d[0], d[1], d[2], d[3]}};
+}
+__device__ __forceinline__ Operand acc_to_operand(const Acc<float>& a, const Acc<float>& b) {
+    return {{pack(a.v[0], a.v[1]), pack(a.v[2], a.v[3]), pack(b.v[0], b.v[1]), pack(b.v[2], b.v[3])}};
+}
+template <class F>
+__device__ __forceinline__ Operand load_direct(int k64, int lane, F row_ptr) {
+    return at<Operand>(row_ptr(lane & 15), 64 * k64 + 16 * (lane >> 4));
+}
+template <int kRowBytes>
+__device__ __forceinline__ Operand load_rows(const char* tile, int row0, int k64, int lane) {
+    const int lane_byte = swizzle<kRowBytes>(lane & 15, lane >> 4);
+    return at<Operand>(tile, row0 * kRowBytes + (k64 >> 1) * 128 + (lane_byte ^ ((k64 & 1) << 6)));
+}
+// out[c]: column c of a 4 x 4 block of 16-bit values given by rows.
+__device__ __forceinline__ void transpose4(uint2 (&out)[4], uint2 r0, uint2 r1, uint2 r2, uint2 r3) {
+    constexpr uint32_t kLow = 0x05040100, kHigh = 0x07060302;
+    out[0] = {__builtin_mxc_byte_perm(r1.x, r0.x, kLow), __builtin_mxc_byte_perm(r3.x, r2.x, kLow)};
+    out[1] = {__builtin_mxc_byte_perm(r1.x, r0.x, kHigh), __builtin_mxc_byte_perm(r3.x, r2.x, kHigh)};
+    out[2] = {__builtin_mxc_byte_perm(r1.y, r0.y, kLow), __builtin_mxc_byte_perm(r3.y, r2.y, kLow)};
+    out[3] = {__builtin_mxc_byte_perm(r1.y, r0.y, kHigh), __builtin_mxc_byte_perm(r3.y, r2.y, kHigh)};
+}
+template <int kRowBytes>  // from a tile that ColumnStage wrote: operand after operand, 1 KiB each
+__device__ __forceinline__ void load_columns(Operand (&out)[4], const char* tile, int key32, int d64, int lane) {
+#pragma unroll
+    for (int c = 0; c < 4; ++c)
+        out[c] = at<Operand>(tile, ((key32 * (kRowBytes / 128) + d64) * 4 + c) * 1024 + (lane ^ (lane >> 3 & 1)) * 16);
+}
+template <int kRowBytes>  // from a tile that Stage wrote
+__device__ __forceinline__ void transpose_columns(Operand (&out)[4], const char* tile, int key32, int d64, int lane) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        uint2 row[4], column[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            row[i] = at<uint2>(
+                tile, swizzle<kRowBytes>(32 * key32 + 16 * h + (lane >> 4) * 4 + i, 8 * d64 + (lane & 15) / 2) +
+                          8 * (lane & 1));
+        transpose4(column, row[0], row[1], row[2], row[3]);
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+            out[c].r[2 * h] = column[c].x;
+            out[c].r[2 * h + 1] = column[c].y;
+        }
+    }
+}
+// The lane's 16 of 64 columns of a row: contiguous here.
+__device__ __forceinline__ void store64(__nv_bfloat16* row, const Acc<float> (&o)[4], int, float f, int lane) {
+#pragma unroll
+    for (int v = 0; v < 4; v += 2)
+        at<uint4>(row, 32 * (lane >> 4) + 8 * v) = {
+            pack(o[0].v[v] * f, o[1].v[v] * f), pack(o[2].v[v] * f, o[3].v[v] * f),
+            pack(o[0].v[v + 1] * f, o[1].v[v + 1] * f), pack(o[2].v[v + 1] * f, o[3].v[v + 1] * f)};
+}
+__device__ __forceinline__ void store64(float* row, const Acc<float> (&o)[4], int, float f, int lane) {
+#pragma unroll
+    for (int v = 0; v < 4; ++v)
+        at<float4>(row, 64 * (lane >> 4) + 16 * v) = {o[0].v[v] * f, o[1].v[v] * f, o[2].v[v] * f, o[3].v[v] * f};
+}
+template <int kRows, int kRowBytes, int kThreads>
+struct Stage {  // global -> registers at begin, registers -> shared memory at wait
+    using C = Chunks<kRows, kRowBytes, kThreads>;
+    uint4 held[C::kEach];
+    template <class F>
+    __device__ __forceinline__ void begin(char*, int tid, int valid, F row_ptr) {
+#pragma unroll
+        for (int i = 0; i < C::kEach; ++i) {
+            const int row = (tid + i * kThreads) / C::kUnits, unit = (tid + i * kThreads) % C::kUnits;
+            held[i] = row < valid ? at<uint4>(row_ptr(row), 16 * unit) : uint4{0, 0, 0, 0};
+        }
+    }
+    template <int kPending = 0>
+    __device__ __forceinline__ void wait(char* tile, int tid) {
+#pragma unroll
+        for (int i = 0; i < C::kEach; ++i) {
+            const int chunk = tid + i * kThreads;
+            if (C::has(chunk)) at<uint4>(tile, swizzle<kRowBytes>(chunk / C::kUnits, chunk % C::kUnits)) = held[i];
+        }
+    }
+};
+template <int kRows, int kRowBytes, int kThreads>
+struct ColumnStage {  // the same for load_columns: transposed on the way, once per block instead of once per wave
+    using C = Chunks<kRows / 4, kRowBytes, kThreads>;
+    uint4 held[C::kEach][4];
+    template <class F>
+    __device__ __forceinline__ void begin(char*, int tid, int valid, F row_ptr) {
+#pragma unroll
+        for (int i = 0; i < 4 * C::kEach; ++i) {
+            const int chunk = tid + i / 4 * kThreads, row = chunk / C::kUnits * 4 + i % 4;
+            held[i / 4][i % 4] = row < valid ? at<uint4>(row_ptr(row), chunk % C::kUnits * 16) : uint4{0, 0, 0, 0};
+        }
+    }
+    template <int kPending = 0>
+    __device__ __forceinline__ void wait(char* tile, int tid) {
+#pragma unroll
+        for (int i = 0; i < 2 * C::kEach; ++i) {  // four keys (h, g) of four columns 4 r + c
+            const int chunk = tid + i / 2 * kThreads, quad = chunk / C::kUnits, unit = chunk % C::kUnits;
+            const int h = quad >> 2 & 1, g = quad & 3, r = 2 * (unit & 7) + i % 2;
+            const uint4(&key)[4] = held[i / 2];
+            uint2 column[4];
+            if (i % 2 == 0)
+                transpose4(column, {key[0].x, key[0].y}, {key[1].x, key[1].y}, {key[2].x, key[2].y},
+                           {key[3].x, key[3].y});
+            else
+                transpose4(column, {key[0].z, key[0].w}, {key[1].z, key[1].w}, {key[2].z, key[2].w},
+                           {key[3].z, key[3].w});
+            const int operand = ((quad >> 3) * (kRowBytes / 128) + (unit >> 3)) * 4;
+#pragma unroll
+            for (int c = 0; c < 4; ++c)
+                if (C::has(chunk))
+                    at<uint2>(tile, (operand + c) * 1024 + (16 * g + (r ^ r >> 3)) * 16 + 8 * h) = column[c];
+        }
+    }
+};
+
+#else  // 32 lanes, lane = 4 g + q: rows g and g + 8, columns 2 q, 2 q + 1 and the same + 8, as in PTX m16n8k16
+#if defined(__CUDACC__)
+__device__ __forceinline__ uint32_t shared_address(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
+template <bool kTranspose>
+__device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[8], int i, const void* row) {
+    if constexpr (kTranspose)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(r[i]), "=r"(r[i + 1]), "=r"(r[i + 2]), "=r"(r[i + 3])
+                     : "r"(shared_address(row))
+                     : "memory");
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(r[i]), "=r"(r[i + 1]), "=r"(r[i + 2]), "=r"(r[i + 3])
+                     : "r"(shared_address(row))
+                     : "memory");
+}
+__device__ __forceinline__ void mma_m16n8(float* c, const uint32_t* a, uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ void mma_m16n8(int* c, const uint32_t* a, uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ void cp_async16(void* to, const void* from, bool valid) {  // zeros where not valid
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+                 "r"(valid ? 16 : 0)
+                 : "memory");
+}
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+__device__ __forceinline__ float exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ __forceinline__ uint32_t pack(float lo, float hi) {
+    uint32_t bits;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(hi), "f"(lo));
+    return bits;
+}
+#endif  // else the simulator's header provides these
+constexpr int kWave = 32, kAccValues = 8, kRowSlots = 2;
+struct alignas(16) Operand {
+    uint32_t r[8];
+};
+template <class T>
+struct Acc {
+    T v[kAccValues];
+    __device__ static int row(int lane, int v) { return (lane >> 2) + 8 * slot(v); }
+    __device__ static int col(int lane, int v) { return 2 * (lane & 3) + (v & 1) + (v & 4) * 2; }
+    __device__ static constexpr int slot(int v) { return v >> 1 & 1; }
+};
+__device__ __forceinline__ int column64(int lane, int tile, int v) { return 16 * tile + Acc<float>::col(lane, v); }
+__device__ __forceinline__ void sync_block() { __syncthreads(); }
+__device__ __forceinline__ bool any(bool p) { return __any_sync(~0u, p) != 0; }
+template <class F>
+__device__ __forceinline__ float row_reduce(float x, F op) {
+    x = op(x, __shfl_xor_sync(~0u, x, 1));
+    return op(x, __shfl_xor_sync(~0u, x, 2));
+}
+template <class T>
+__device__ __forceinline__ void mma(Acc<T>& c, const Operand& a, const Operand& b) {
+#pragma unroll
+    for (int i = 0; i < 8; i += 4)
+#pragma unroll
+        for (int n = 0; n < 2; ++n) mma_m16n8(c.v + 4 * n, a.r + i, b.r[i + n], b.r[i + n + 2]);
+}
+__device__ __forceinline__ Operand acc_to_operand(const Acc<float>& a, const Acc<float>& b) {
+    return {{pack(a.v[0], a.v[1]), pack(a.v[2], a.v[3]), pack(a.v[4], a.v[5]), pack(a.v[6], a.v[7]),
+             pack(b.v[0], b.v[1]), pack(b.v[2], b.v[3]), pack(b.v[4], b.v[5]), pack(b.v[6], b.v[7])}};
+}
+template <class F>
+__device__ __forceinline__ Operand load_direct(int k64, int lane, F row_ptr) {
+    const uint4 x = at<uint4>(row_ptr(lane >> 2), 64 * k64 + 16 * (lane & 3));
+    const uint4 y = at<uint4>(row_ptr((lane >> 2) + 8), 64 * k64 + 16 * (lane & 3));
+    return {{x.x, y.x, x.y, y.y, x.z, y.z, x.w, y.w}};
+}
+template <int kRowBytes>
+__device__ __forceinline__ Operand load_rows(const char* tile, int row0, int k64, int lane) {
+    const int lane_byte = swizzle<kRowBytes>(lane & 15, lane >> 4);
+    Operand f;
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+        ldmatrix_x4<false>(f.r, 4 * h,
+                           tile + row0 * kRowBytes + (k64 >> 1) * 128 + (lane_byte ^ ((k64 & 1) << 6 | h << 5)));
+    return f;
+}
+template <int kRowBytes>
+__device__ __forceinline__ void load_columns(Operand (&out)[4], const char* tile, int key32, int d64, int lane) {
+    const int lane_byte = swizzle<kRowBytes>((lane & 7) + (lane >> 4) * 8, lane >> 3 & 1);
+#pragma unroll
+    for (int c = 0; c < 4; ++c)
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+            ldmatrix_x4<true>(out[c].r, 4 * h,
+                              tile + (32 * key32 + 16 * h) * kRowBytes + d64 * 128 + (lane_byte ^ (c << 5)));
+}
+template <int kRowBytes>
+__device__ __forceinline__ void transpose_columns(Operand (&out)[4], const char* tile, int key32, int d64, int lane) {
+    load_columns<kRowBytes>(out, tile, key32, d64, lane);
+}
+// The lane's 16 of 64 columns of the row in `slot`: eight pairs here.
+__device__ __forceinline__ void store64(__nv_bfloat16* row, const Acc<float> (&o)[4], int slot, float f, int lane) {
+#pragma unroll
+    for (int p = 0; p < 8; ++p)
+        at<uint32_t>(row, 16 * p + 4 * (lane & 3)) =
+            pack(o[p / 2].v[p % 2 * 4 + 2 * slot] * f, o[p / 2].v[p % 2 * 4 + 2 * slot + 1] * f);
+}
+__device__ __forceinline__ void store64(float* row, const Acc<float> (&o)[4], int slot, float f, int lane) {
+#pragma unroll
+    for (int p = 0; p < 8; ++p)
+        at<float2>(row, 32 * p + 8 * (lane & 3)) = {o[p / 2].v[p % 2 * 4 + 2 * slot] * f,
+                                                    o[p / 2].v[p % 2 * 4 + 2 * slot + 1] * f};
+}
+template <int kRows, int kRowBytes, int kThreads>
+struct Stage {  // cp.async: global -> shared memory; one group per begin
+    using C = Chunks<kRows, kRowBytes, kThreads>;
+    template <class F>
+    __device__ __forceinline__ void begin(char* tile, int tid, int valid, F row_ptr) {
+#pragma unroll
+        for (int i = 0; i < C::kEach; ++i) {
+            const int chunk = tid + i * kThreads, row = chunk / C::kUnits, unit = chunk % C::kUnits;
+            const void* from = row < valid ? &at<char>(row_ptr(row), 16 * unit) : nullptr;
+            if (C::has(chunk)) cp_async16(tile + swizzle<kRowBytes>(row, unit), from, row < valid);
+        }
+        cp_async_commit();
+    }
+    template <int kPending = 0>
+    __device__ __forceinline__ void wait(char*, int) {
+        cp_async_wait<kPending>();
+    }
+};
+template <int kRows, int kRowBytes, int kThreads>
+using ColumnStage = Stage<kRows, kRowBytes, kThreads>;
+#endif
+}  // namespace arch
+// ---- end of arch section --------------------------------------------------------------------------------------------

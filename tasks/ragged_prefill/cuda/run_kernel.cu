@@ -1,0 +1,658 @@
+// Ragged prefill attention: output = softmax(q k^T / sqrt(head_dim_qk)) v for each sequence, bf16, any GQA ratio.
+// q (total_q, num_qo_heads, head_dim_qk), k and v (total_kv, num_kv_heads, ...), output (total_q, num_qo_heads,
+// head_dim_vo), row-major; sequence b owns rows qo_indptr[b] .. and kv_indptr[b] ..; causal is aligned to the bottom
+// right: query i of q_len sees keys 0 .. kv_len - q_len + i; a query that sees no key writes 0.
+// Algorithm: flash attention. A block owns one tile of rows, the query heads of a KV head packed with their tokens, so
+// that K and V are read once for the whole group. It walks over the keys with an online softmax in base 2, P never
+// leaves the registers, and the next half step (V, then K) loads while this one computes.
+// Bound: matrix products; on the C500 the softmax's vector arithmetic first.
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+
+// ---- arch section: the only part that knows the device. Master copy: tasks/common/arch.cuh --------------------------
+// Acc: 16 x 16 accumulators. Operand: 16 rows x 64 bytes of k (32 bf16 or 64 int8). Both are spread over one wave.
+// Each kind of operand has its own order of k, so a product takes two of a kind: load_rows x load_rows,
+// load_direct x load_direct, or acc_to_operand x (load_columns or transpose_columns).
+// Tiles in shared memory start at a multiple of 128 bytes; a row is a multiple of 128 bytes too.
+namespace arch {
+template <class T>
+__device__ __forceinline__ T& at(const void* base, int64_t byte) {
+    return *reinterpret_cast<T*>(const_cast<char*>(static_cast<const char*>(base)) + byte);
+}
+// Where 16-byte unit `unit` of row `row` lies: permuted within 128 bytes, so that 8 rows hit 8 groups of banks.
+template <int kRowBytes>
+__device__ __forceinline__ int swizzle(int row, int unit) {
+    return row * kRowBytes + ((unit & ~7) << 4) + (((unit ^ row) & 7) << 4);
+}
+template <int kRows, int kRowBytes, int kThreads>
+struct Chunks {  // A tile as 16-byte chunks dealt to threads: thread t takes chunks t, t + kThreads, ...
+    static constexpr int kUnits = kRowBytes / 16, kTotal = kRows * kUnits, kEach = (kTotal + kThreads - 1) / kThreads;
+    __device__ static bool has(int chunk) { return kTotal % kThreads == 0 || chunk < kTotal; }
+};
+
+#if defined(__MACA__)  // C500: waves of 64 lanes, lane = 16 g + r; a lane owns row r and four columns 4 g + v
+constexpr int kWave = 64, kAccValues = 4, kRowSlots = 1;
+struct alignas(16) Operand {
+    uint32_t r[4];
+};
+template <class T>
+struct Acc {
+    T v[kAccValues];
+    __device__ static int row(int lane, int) { return lane & 15; }
+    __device__ static int col(int lane, int v) { return 4 * (lane >> 4) + v; }
+    __device__ static constexpr int slot(int) { return 0; }
+};
+__device__ __forceinline__ int column64(int lane, int tile, int v) { return 16 * (lane >> 4) + 4 * v + tile; }
+__device__ __forceinline__ void sync_block() { __syncthreadshared(); }
+__device__ __forceinline__ bool any(bool p) { return __any_sync(~0ull, p) != 0; }
+__device__ __forceinline__ float exp2(float x) { return __builtin_exp2f(x); }
+template <class F>
+__device__ __forceinline__ float row_reduce(float x, F op) {
+    x = op(x, __shfl_xor_sync(~0ull, x, 32));
+    return op(x, __shfl_xor_sync(~0ull, x, 16));
+}
+__device__ __forceinline__ uint32_t pack(float lo, float hi) {
+    const auto pair = __builtin_mxc_cvt_pk_f32tobf16({lo, hi});
+    uint32_t bits;
+    __builtin_memcpy(&bits, &pair, 4);
+    return bits;
+}
+// The rows of the builtin's first argument run along v: b goes first, so that lane r holds row r of a.
+__device__ __forceinline__ void mma(Acc<float>& c, const Operand& a, const Operand& b) {
+    using Half = __NATIVE_VECTOR__(2, uint32_t);
+    __NATIVE_VECTOR__(4, float) d = {c.v[0], c.v[1], c.v[2], c.v[3]};
+    d = __builtin_mxc_mma_16x16x16bf16(Half{b.r[0], b.r[1]}, Half{a.r[0], a.r[1]}, d);
+    d = __builtin_mxc_mma_16x16x16bf16(Half{b.r[2], b.r[3]}, Half{a.r[2], a.r[3]}, d);
+    c = {{d[0], d[1], d[2], d[3]}};
+}
+__device__ __forceinline__ void mma(Acc<int>& c, const Operand& a, const Operand& b) {
+    __NATIVE_VECTOR__(4, int32_t) d = {c.v[0], c.v[1], c.v[2], c.v[3]};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) d = __builtin_mxc_mma_16x16x16i8((int)b.r[i], (int)a.r[i], d);
+    c = {{d[0], d[1], d[2], d[3]}};
+}
+__device__ __forceinline__ Operand acc_to_operand(const Acc<float>& a, const Acc<float>& b) {
+    return {{pack(a.v[0], a.v[1]), pack(a.v[2], a.v[3]), pack(b.v[0], b.v[1]), pack(b.v[2], b.v[3])}};
+}
+template <class F>
+__device__ __forceinline__ Operand load_direct(int k64, int lane, F row_ptr) {
+    return at<Operand>(row_ptr(lane & 15), 64 * k64 + 16 * (lane >> 4));
+}
+template <int kRowBytes>
+__device__ __forceinline__ Operand load_rows(const char* tile, int row0, int k64, int lane) {
+    const int lane_byte = swizzle<kRowBytes>(lane & 15, lane >> 4);
+    return at<Operand>(tile, row0 * kRowBytes + (k64 >> 1) * 128 + (lane_byte ^ ((k64 & 1) << 6)));
+}
+// out[c]: column c of a 4 x 4 block of 16-bit values given by rows.
+__device__ __forceinline__ void transpose4(uint2 (&out)[4], uint2 r0, uint2 r1, uint2 r2, uint2 r3) {
+    constexpr uint32_t kLow = 0x05040100, kHigh = 0x07060302;
+    out[0] = {__builtin_mxc_byte_perm(r1.x, r0.x, kLow), __builtin_mxc_byte_perm(r3.x, r2.x, kLow)};
+    out[1] = {__builtin_mxc_byte_perm(r1.x, r0.x, kHigh), __builtin_mxc_byte_perm(r3.x, r2.x, kHigh)};
+    out[2] = {__builtin_mxc_byte_perm(r1.y, r0.y, kLow), __builtin_mxc_byte_perm(r3.y, r2.y, kLow)};
+    out[3] = {__builtin_mxc_byte_perm(r1.y, r0.y, kHigh), __builtin_mxc_byte_perm(r3.y, r2.y, kHigh)};
+}
+template <int kRowBytes>  // from a tile that ColumnStage wrote: operand after operand, 1 KiB each
+__device__ __forceinline__ void load_columns(Operand (&out)[4], const char* tile, int key32, int d64, int lane) {
+#pragma unroll
+    for (int c = 0; c < 4; ++c)
+        out[c] = at<Operand>(tile, ((key32 * (kRowBytes / 128) + d64) * 4 + c) * 1024 + (lane ^ (lane >> 3 & 1)) * 16);
+}
+template <int kRowBytes>  // from a tile that Stage wrote
+__device__ __forceinline__ void transpose_columns(Operand (&out)[4], const char* tile, int key32, int d64, int lane) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        uint2 row[4], column[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            row[i] = at<uint2>(
+                tile, swizzle<kRowBytes>(32 * key32 + 16 * h + (lane >> 4) * 4 + i, 8 * d64 + (lane & 15) / 2) +
+                          8 * (lane & 1));
+        transpose4(column, row[0], row[1], row[2], row[3]);
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+            out[c].r[2 * h] = column[c].x;
+            out[c].r[2 * h + 1] = column[c].y;
+        }
+    }
+}
+// The lane's 16 of 64 columns of a row: contiguous here.
+__device__ __forceinline__ void store64(__nv_bfloat16* row, const Acc<float> (&o)[4], int, float f, int lane) {
+#pragma unroll
+    for (int v = 0; v < 4; v += 2)
+        at<uint4>(row, 32 * (lane >> 4) + 8 * v) = {
+            pack(o[0].v[v] * f, o[1].v[v] * f), pack(o[2].v[v] * f, o[3].v[v] * f),
+            pack(o[0].v[v + 1] * f, o[1].v[v + 1] * f), pack(o[2].v[v + 1] * f, o[3].v[v + 1] * f)};
+}
+__device__ __forceinline__ void store64(float* row, const Acc<float> (&o)[4], int, float f, int lane) {
+#pragma unroll
+    for (int v = 0; v < 4; ++v)
+        at<float4>(row, 64 * (lane >> 4) + 16 * v) = {o[0].v[v] * f, o[1].v[v] * f, o[2].v[v] * f, o[3].v[v] * f};
+}
+template <int kRows, int kRowBytes, int kThreads>
+struct Stage {  // global -> registers at begin, registers -> shared memory at wait
+    using C = Chunks<kRows, kRowBytes, kThreads>;
+    uint4 held[C::kEach];
+    template <class F>
+    __device__ __forceinline__ void begin(char*, int tid, int valid, F row_ptr) {
+#pragma unroll
+        for (int i = 0; i < C::kEach; ++i) {
+            const int row = (tid + i * kThreads) / C::kUnits, unit = (tid + i * kThreads) % C::kUnits;
+            held[i] = row < valid ? at<uint4>(row_ptr(row), 16 * unit) : uint4{0, 0, 0, 0};
+        }
+    }
+    template <int kPending = 0>
+    __device__ __forceinline__ void wait(char* tile, int tid) {
+#pragma unroll
+        for (int i = 0; i < C::kEach; ++i) {
+            const int chunk = tid + i * kThreads;
+            if (C::has(chunk)) at<uint4>(tile, swizzle<kRowBytes>(chunk / C::kUnits, chunk % C::kUnits)) = held[i];
+        }
+    }
+};
+template <int kRows, int kRowBytes, int kThreads>
+struct ColumnStage {  // the same for load_columns: transposed on the way, once per block instead of once per wave
+    using C = Chunks<kRows / 4, kRowBytes, kThreads>;
+    uint4 held[C::kEach][4];
+    template <class F>
+    __device__ __forceinline__ void begin(char*, int tid, int valid, F row_ptr) {
+#pragma unroll
+        for (int i = 0; i < 4 * C::kEach; ++i) {
+            const int chunk = tid + i / 4 * kThreads, row = chunk / C::kUnits * 4 + i % 4;
+            held[i / 4][i % 4] = row < valid ? at<uint4>(row_ptr(row), chunk % C::kUnits * 16) : uint4{0, 0, 0, 0};
+        }
+    }
+    template <int kPending = 0>
+    __device__ __forceinline__ void wait(char* tile, int tid) {
+#pragma unroll
+        for (int i = 0; i < 2 * C::kEach; ++i) {  // four keys (h, g) of four columns 4 r + c
+            const int chunk = tid + i / 2 * kThreads, quad = chunk / C::kUnits, unit = chunk % C::kUnits;
+            const int h = quad >> 2 & 1, g = quad & 3, r = 2 * (unit & 7) + i % 2;
+            const uint4(&key)[4] = held[i / 2];
+            uint2 column[4];
+            if (i % 2 == 0)
+                transpose4(column, {key[0].x, key[0].y}, {key[1].x, key[1].y}, {key[2].x, key[2].y},
+                           {key[3].x, key[3].y});
+            else
+                transpose4(column, {key[0].z, key[0].w}, {key[1].z, key[1].w}, {key[2].z, key[2].w},
+                           {key[3].z, key[3].w});
+            const int operand = ((quad >> 3) * (kRowBytes / 128) + (unit >> 3)) * 4;
+#pragma unroll
+            for (int c = 0; c < 4; ++c)
+                if (C::has(chunk))
+                    at<uint2>(tile, (operand + c) * 1024 + (16 * g + (r ^ r >> 3)) * 16 + 8 * h) = column[c];
+        }
+    }
+};
+
+#else  // 32 lanes, lane = 4 g + q: rows g and g + 8, columns 2 q, 2 q + 1 and the same + 8, as in PTX m16n8k16
+#if defined(__CUDACC__)
+__device__ __forceinline__ uint32_t shared_address(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
+template <bool kTranspose>
+__device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[8], int i, const void* row) {
+    if constexpr (kTranspose)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(r[i]), "=r"(r[i + 1]), "=r"(r[i + 2]), "=r"(r[i + 3])
+                     : "r"(shared_address(row))
+                     : "memory");
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(r[i]), "=r"(r[i + 1]), "=r"(r[i + 2]), "=r"(r[i + 3])
+                     : "r"(shared_address(row))
+                     : "memory");
+}
+__device__ __forceinline__ void mma_m16n8(float* c, const uint32_t* a, uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ void mma_m16n8(int* c, const uint32_t* a, uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ void cp_async16(void* to, const void* from, bool valid) {  // zeros where not valid
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+                 "r"(valid ? 16 : 0)
+                 : "memory");
+}
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+__device__ __forceinline__ float exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ __forceinline__ uint32_t pack(float lo, float hi) {
+    uint32_t bits;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(hi), "f"(lo));
+    return bits;
+}
+#endif  // else the simulator's header provides these
+constexpr int kWave = 32, kAccValues = 8, kRowSlots = 2;
+struct alignas(16) Operand {
+    uint32_t r[8];
+};
+template <class T>
+struct Acc {
+    T v[kAccValues];
+    __device__ static int row(int lane, int v) { return (lane >> 2) + 8 * slot(v); }
+    __device__ static int col(int lane, int v) { return 2 * (lane & 3) + (v & 1) + (v & 4) * 2; }
+    __device__ static constexpr int slot(int v) { return v >> 1 & 1; }
+};
+__device__ __forceinline__ int column64(int lane, int tile, int v) { return 16 * tile + Acc<float>::col(lane, v); }
+__device__ __forceinline__ void sync_block() { __syncthreads(); }
+__device__ __forceinline__ bool any(bool p) { return __any_sync(~0u, p) != 0; }
+template <class F>
+__device__ __forceinline__ float row_reduce(float x, F op) {
+    x = op(x, __shfl_xor_sync(~0u, x, 1));
+    return op(x, __shfl_xor_sync(~0u, x, 2));
+}
+template <class T>
+__device__ __forceinline__ void mma(Acc<T>& c, const Operand& a, const Operand& b) {
+#pragma unroll
+    for (int i = 0; i < 8; i += 4)
+#pragma unroll
+        for (int n = 0; n < 2; ++n) mma_m16n8(c.v + 4 * n, a.r + i, b.r[i + n], b.r[i + n + 2]);
+}
+__device__ __forceinline__ Operand acc_to_operand(const Acc<float>& a, const Acc<float>& b) {
+    return {{pack(a.v[0], a.v[1]), pack(a.v[2], a.v[3]), pack(a.v[4], a.v[5]), pack(a.v[6], a.v[7]),
+             pack(b.v[0], b.v[1]), pack(b.v[2], b.v[3]), pack(b.v[4], b.v[5]), pack(b.v[6], b.v[7])}};
+}
+template <class F>
+__device__ __forceinline__ Operand load_direct(int k64, int lane, F row_ptr) {
+    const uint4 x = at<uint4>(row_ptr(lane >> 2), 64 * k64 + 16 * (lane & 3));
+    const uint4 y = at<uint4>(row_ptr((lane >> 2) + 8), 64 * k64 + 16 * (lane & 3));
+    return {{x.x, y.x, x.y, y.y, x.z, y.z, x.w, y.w}};
+}
+template <int kRowBytes>
+__device__ __forceinline__ Operand load_rows(const char* tile, int row0, int k64, int lane) {
+    const int lane_byte = swizzle<kRowBytes>(lane & 15, lane >> 4);
+    Operand f;
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+        ldmatrix_x4<false>(f.r, 4 * h,
+                           tile + row0 * kRowBytes + (k64 >> 1) * 128 + (lane_byte ^ ((k64 & 1) << 6 | h << 5)));
+    return f;
+}
+template <int kRowBytes>
+__device__ __forceinline__ void load_columns(Operand (&out)[4], const char* tile, int key32, int d64, int lane) {
+    const int lane_byte = swizzle<kRowBytes>((lane & 7) + (lane >> 4) * 8, lane >> 3 & 1);
+#pragma unroll
+    for (int c = 0; c < 4; ++c)
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+            ldmatrix_x4<true>(out[c].r, 4 * h,
+                              tile + (32 * key32 + 16 * h) * kRowBytes + d64 * 128 + (lane_byte ^ (c << 5)));
+}
+template <int kRowBytes>
+__device__ __forceinline__ void transpose_columns(Operand (&out)[4], const char* tile, int key32, int d64, int lane) {
+    load_columns<kRowBytes>(out, tile, key32, d64, lane);
+}
+// The lane's 16 of 64 columns of the row in `slot`: eight pairs here.
+__device__ __forceinline__ void store64(__nv_bfloat16* row, const Acc<float> (&o)[4], int slot, float f, int lane) {
+#pragma unroll
+    for (int p = 0; p < 8; ++p)
+        at<uint32_t>(row, 16 * p + 4 * (lane & 3)) =
+            pack(o[p / 2].v[p % 2 * 4 + 2 * slot] * f, o[p / 2].v[p % 2 * 4 + 2 * slot + 1] * f);
+}
+__device__ __forceinline__ void store64(float* row, const Acc<float> (&o)[4], int slot, float f, int lane) {
+#pragma unroll
+    for (int p = 0; p < 8; ++p)
+        at<float2>(row, 32 * p + 8 * (lane & 3)) = {o[p / 2].v[p % 2 * 4 + 2 * slot] * f,
+                                                    o[p / 2].v[p % 2 * 4 + 2 * slot + 1] * f};
+}
+template <int kRows, int kRowBytes, int kThreads>
+struct Stage {  // cp.async: global -> shared memory; one group per begin
+    using C = Chunks<kRows, kRowBytes, kThreads>;
+    template <class F>
+    __device__ __forceinline__ void begin(char* tile, int tid, int valid, F row_ptr) {
+#pragma unroll
+        for (int i = 0; i < C::kEach; ++i) {
+            const int chunk = tid + i * kThreads, row = chunk / C::kUnits, unit = chunk % C::kUnits;
+            const void* from = row < valid ? &at<char>(row_ptr(row), 16 * unit) : nullptr;
+            if (C::has(chunk)) cp_async16(tile + swizzle<kRowBytes>(row, unit), from, row < valid);
+        }
+        cp_async_commit();
+    }
+    template <int kPending = 0>
+    __device__ __forceinline__ void wait(char*, int) {
+        cp_async_wait<kPending>();
+    }
+};
+template <int kRows, int kRowBytes, int kThreads>
+using ColumnStage = Stage<kRows, kRowBytes, kThreads>;
+#endif
+}  // namespace arch
+// ---- end of arch section --------------------------------------------------------------------------------------------
+
+// ---- Tuning
+// ----------------------------------------------------------------------------------------------------------
+
+struct Tiling {
+    int head_dim_qk, head_dim_vo;
+    int frags;            // 16-row fragments per wave: BLOCK_M = kWaves * 16 * frags packed rows
+    int block_n;          // keys per step
+    bool q_in_registers;  // else Q stays in shared memory and is read again for every tile of keys
+};
+constexpr int kWaves = 4;
+
+// 64 lanes. Two fragments per wave halve the reads of K and V per product; Q fits beside the accumulators, so that K
+// and V alone fill the 32 KiB which let two blocks share a multiprocessor.
+constexpr Tiling kC500[] = {
+    {64, 64, 2, 64, true},    //  16 KiB
+    {128, 128, 2, 64, true},  //  32 KiB
+    {192, 128, 1, 32, true},  //  24 KiB: Q sets the size; two fragments would need 48
+    {256, 256, 1, 32, true},  //  32 KiB: one fragment, as a row's accumulators are twice as many
+};
+// 32 lanes. Accumulators take 64 registers per 64 columns of two fragments: at 128 columns Q no longer fits beside
+// them.
+constexpr Tiling kSm80[] = {
+    {64, 64, 2, 64, true},     //  16 KiB
+    {128, 128, 2, 64, false},  //  64 KiB: the accumulators and scores alone take 192 of 255 registers
+    {192, 128, 1, 64, false},  //  64 KiB
+    {256, 256, 1, 32, false},  //  64 KiB
+};
+constexpr int kL2BytesC500 = 4 << 20, kL2BytesSm80 = 20 << 20;  // of 8 and 40 to 50 MiB: what K and V may take of it
+
+// A running maximum is raised only when a score exceeds it by 2^kLazy: P stays below 256, far from any limit of bf16 or
+// float32, and after the first tiles nearly every rescaling of the accumulators is saved.
+constexpr float kLazy = 8.0f;
+constexpr float kNoScore = -3.0e38f;  // finite, so that a row which has seen no key gives exp2(-inf) = 0, never NaN
+
+constexpr Tiling tiling(int head_dim_qk, int head_dim_vo) {
+    constexpr int kRowsOfTable = sizeof(kC500) / sizeof(kC500[0]);
+    for (int i = 0; i < kRowsOfTable; ++i) {
+        const Tiling t = arch::kWave == 64 ? kC500[i] : kSm80[i];
+        if (t.head_dim_qk == head_dim_qk && t.head_dim_vo == head_dim_vo) return t;
+    }
+    return {};
+}
+
+template <int kDimQk, int kDimVo>
+struct Config {
+    static constexpr Tiling kTiling = tiling(kDimQk, kDimVo);
+    static constexpr int kFrags = kTiling.frags, kBlockM = kWaves * 16 * kFrags, kBlockN = kTiling.block_n;
+    static constexpr int kThreads = kWaves * arch::kWave;
+    static constexpr int kBytesQ = kBlockM * kDimQk * 2, kBytesK = kBlockN * kDimQk * 2, kBytesV = kBlockN * kDimVo * 2;
+    static constexpr bool kQInRegisters = kTiling.q_in_registers;
+    // Q passes through the memory of K and V on its way to the registers, or has its own.
+    static constexpr int kOffsetK = kQInRegisters ? 0 : kBytesQ, kOffsetV = kOffsetK + kBytesK;
+    static constexpr int kBytesShared = kOffsetV + kBytesV > kBytesQ ? kOffsetV + kBytesV : kBytesQ;
+    static_assert(kBytesShared <= 64 << 10, "a block of the C500 has 64 KiB of shared memory");
+};
+
+struct Args {
+    const __nv_bfloat16 *q, *k, *v;
+    __nv_bfloat16* output;
+    const int32_t *qo_indptr, *kv_indptr;
+    int num_kv_heads, group;  // group: query heads per KV head
+    int pairs, tiles,
+        section;  // pairs (sequence, KV head); row tiles of the longest; pairs that share the L2 at a time
+    int causal;
+    float scale_log2;  // log2(e) / sqrt(head_dim_qk)
+};
+
+// ---- Kernel
+// ----------------------------------------------------------------------------------------------------------
+
+// Packed row: the `row`-th of the q_len * group query rows of one (sequence, KV head).
+struct PackedRows {
+    int64_t first_row;  // q_begin * num_qo_heads + kv_head * group: where token 0, head 0 lies in q and output
+    int num_qo_heads, group;
+    __device__ __forceinline__ int token(int row) const { return row / group; }
+    __device__ __forceinline__ int64_t offset(int row) const {
+        return first_row + static_cast<int64_t>(token(row)) * num_qo_heads + row % group;
+    }
+};
+
+template <int kDimQk, int kDimVo>
+__global__ void __launch_bounds__(Config<kDimQk, kDimVo>::kThreads) ragged_prefill(const Args args) {
+    using C = Config<kDimQk, kDimVo>;
+    using arch::Acc;
+    using arch::Operand;
+    constexpr int kFrags = C::kFrags, kBlockM = C::kBlockM, kBlockN = C::kBlockN, kThreads = C::kThreads;
+    extern __shared__ __align__(128) char shared[];
+    char *const q_tile = shared, *const k_tile = shared + C::kOffsetK, *const v_tile = shared + C::kOffsetV;
+    const int tid = threadIdx.x, lane = tid % arch::kWave, wave = tid / arch::kWave;
+
+    // Work: section by section of pairs, in each the longest rows first.
+    const int in_section = static_cast<int>(blockIdx.x) % (args.tiles * args.section);
+    const int first_pair = static_cast<int>(blockIdx.x) / (args.tiles * args.section) * args.section;
+    const int pairs = min(args.section, args.pairs - first_pair);
+    const int pair = first_pair + in_section % pairs, row0 = (args.tiles - 1 - in_section / pairs) * kBlockM;
+    const int sequence = pair / args.num_kv_heads, kv_head = pair % args.num_kv_heads;
+    const int q_begin = args.qo_indptr[sequence], q_len = args.qo_indptr[sequence + 1] - q_begin;
+    const int kv_begin = args.kv_indptr[sequence], kv_len = args.kv_indptr[sequence + 1] - kv_begin;
+    const int num_rows = q_len * args.group;
+    if (row0 >= num_rows) return;
+    const int num_qo_heads = args.num_kv_heads * args.group;
+    const PackedRows packed{static_cast<int64_t>(q_begin) * num_qo_heads + kv_head * args.group, num_qo_heads,
+                            args.group};
+    // Keys that a packed row sees: 0 .. visible(row) - 1.
+    const auto visible = [&](int row) {
+        return args.causal ? max(0, kv_len - q_len + 1 + packed.token(min(row, num_rows - 1))) : kv_len;
+    };
+    const int visible_to_all = visible(row0), visible_to_any = visible(row0 + kBlockM - 1);
+
+    // Loads: rows past the end come as zeros.
+    const auto q_row = [&](int row) { return args.q + packed.offset(row0 + row) * kDimQk; };
+    const __nv_bfloat16* const k = args.k + (static_cast<int64_t>(kv_begin) * args.num_kv_heads + kv_head) * kDimQk;
+    const __nv_bfloat16* const v = args.v + (static_cast<int64_t>(kv_begin) * args.num_kv_heads + kv_head) * kDimVo;
+    arch::Stage<kBlockN, kDimQk * 2, kThreads> k_stage;
+    arch::ColumnStage<kBlockN, kDimVo * 2, kThreads> v_stage;
+    const auto begin_k = [&](int key0) {
+        k_stage.begin(k_tile, tid, kv_len - key0,
+                      [&](int row) { return k + static_cast<int64_t>(key0 + row) * args.num_kv_heads * kDimQk; });
+    };
+    const auto begin_v = [&](int key0) {
+        v_stage.begin(v_tile, tid, kv_len - key0,
+                      [&](int row) { return v + static_cast<int64_t>(key0 + row) * args.num_kv_heads * kDimVo; });
+    };
+
+    Operand q_held[C::kQInRegisters ? kDimQk / 32 : 1][kFrags];
+    const int wave_row = wave * 16 * kFrags;
+    {
+        arch::Stage<kBlockM, kDimQk * 2, kThreads> q_stage;
+        q_stage.begin(q_tile, tid, num_rows - row0, q_row);
+        if constexpr (!C::kQInRegisters) begin_k(0);
+        q_stage.wait(q_tile, tid);
+        if constexpr (C::kQInRegisters) {
+            arch::sync_block();
+#pragma unroll
+            for (int i = 0; i < kDimQk / 32; ++i)
+#pragma unroll
+                for (int f = 0; f < kFrags; ++f)
+                    q_held[i][f] = arch::load_rows<kDimQk * 2>(q_tile, wave_row + 16 * f, i, lane);
+            arch::sync_block();
+            begin_k(0);
+        }
+    }
+
+    Acc<float> o[kFrags][kDimVo / 64][4] = {};    // (16 * kFrags, kDimVo) per wave
+    float row_max[kFrags][arch::kRowSlots];       // of the raw scores
+    float row_sum[kFrags][arch::kRowSlots] = {};  // this lane's share of it
+    int row_visible[kFrags][arch::kRowSlots];
+#pragma unroll
+    for (int f = 0; f < kFrags; ++f)
+#pragma unroll
+        for (int slot = 0; slot < arch::kRowSlots; ++slot) {
+            row_max[f][slot] = kNoScore;
+            row_visible[f][slot] = visible(row0 + wave_row + 16 * f + Acc<float>::row(lane, 2 * slot));
+        }
+    const float slack = kLazy / args.scale_log2;
+
+    for (int key0 = 0; key0 < visible_to_any; key0 += kBlockN) {
+        k_stage.wait(k_tile, tid);
+        arch::sync_block();  // K is there, and no wave reads the last V any more
+        begin_v(key0);
+
+        // Scores: S = Q K^T.
+        Acc<float> s[kFrags][kBlockN / 16] = {};  // (16 * kFrags, kBlockN) per wave
+#pragma unroll
+        for (int i = 0; i < kDimQk / 32; ++i) {
+            Operand q[kFrags];
+#pragma unroll
+            for (int f = 0; f < kFrags; ++f)
+                q[f] =
+                    C::kQInRegisters ? q_held[i][f] : arch::load_rows<kDimQk * 2>(q_tile, wave_row + 16 * f, i, lane);
+#pragma unroll
+            for (int n = 0; n < kBlockN / 16; ++n) {
+                const Operand keys = arch::load_rows<kDimQk * 2>(k_tile, 16 * n, i, lane);
+#pragma unroll
+                for (int f = 0; f < kFrags; ++f) arch::mma(s[f][n], q[f], keys);
+            }
+        }
+        if (key0 + kBlockN > visible_to_all) {  // only on the diagonal and at the tail
+#pragma unroll
+            for (int f = 0; f < kFrags; ++f)
+#pragma unroll
+                for (int n = 0; n < kBlockN / 16; ++n)
+#pragma unroll
+                    for (int i = 0; i < arch::kAccValues; ++i)
+                        if (key0 + 16 * n + Acc<float>::col(lane, i) >= row_visible[f][Acc<float>::slot(i)])
+                            s[f][n].v[i] = -INFINITY;
+        }
+
+        // Online softmax: P replaces S, in registers, already in the form in which PV takes it.
+        float tile_max[kFrags][arch::kRowSlots];
+        bool raise = false;
+#pragma unroll
+        for (int f = 0; f < kFrags; ++f)
+#pragma unroll
+            for (int slot = 0; slot < arch::kRowSlots; ++slot) {
+                float most = -INFINITY;
+#pragma unroll
+                for (int n = 0; n < kBlockN / 16; ++n)
+#pragma unroll
+                    for (int i = 0; i < arch::kAccValues; ++i)
+                        if (Acc<float>::slot(i) == slot) most = fmaxf(most, s[f][n].v[i]);
+                most = arch::row_reduce(most, [](float a, float b) { return fmaxf(a, b); });
+                tile_max[f][slot] = most > row_max[f][slot] + slack ? most : row_max[f][slot];
+                raise |= tile_max[f][slot] != row_max[f][slot];
+            }
+        if (arch::any(raise)) {
+#pragma unroll
+            for (int f = 0; f < kFrags; ++f) {
+                float shrink[arch::kRowSlots];
+#pragma unroll
+                for (int slot = 0; slot < arch::kRowSlots; ++slot) {
+                    shrink[slot] = arch::exp2((row_max[f][slot] - tile_max[f][slot]) * args.scale_log2);
+                    row_max[f][slot] = tile_max[f][slot];
+                    row_sum[f][slot] *= shrink[slot];
+                }
+#pragma unroll
+                for (int d = 0; d < kDimVo / 64; ++d)
+#pragma unroll
+                    for (int c = 0; c < 4; ++c)
+#pragma unroll
+                        for (int i = 0; i < arch::kAccValues; ++i) o[f][d][c].v[i] *= shrink[Acc<float>::slot(i)];
+            }
+        }
+        Operand p[kFrags][kBlockN / 32];
+#pragma unroll
+        for (int f = 0; f < kFrags; ++f) {
+            float shift[arch::kRowSlots];
+#pragma unroll
+            for (int slot = 0; slot < arch::kRowSlots; ++slot) shift[slot] = -row_max[f][slot] * args.scale_log2;
+#pragma unroll
+            for (int n = 0; n < kBlockN / 16; ++n)
+#pragma unroll
+                for (int i = 0; i < arch::kAccValues; ++i) {
+                    const int slot = Acc<float>::slot(i);
+                    s[f][n].v[i] = arch::exp2(fmaf(s[f][n].v[i], args.scale_log2, shift[slot]));
+                    row_sum[f][slot] += s[f][n].v[i];
+                }
+#pragma unroll
+            for (int n = 0; n < kBlockN / 32; ++n) p[f][n] = arch::acc_to_operand(s[f][2 * n], s[f][2 * n + 1]);
+        }
+
+        v_stage.wait(v_tile, tid);
+        arch::sync_block();  // V is there, and no wave reads this K any more
+        if (key0 + kBlockN < visible_to_any) begin_k(key0 + kBlockN);
+
+        // O += P V.
+#pragma unroll
+        for (int n = 0; n < kBlockN / 32; ++n)
+#pragma unroll
+            for (int d = 0; d < kDimVo / 64; ++d) {
+                Operand values[4];
+                arch::load_columns<kDimVo * 2>(values, v_tile, n, d, lane);
+#pragma unroll
+                for (int c = 0; c < 4; ++c)
+#pragma unroll
+                    for (int f = 0; f < kFrags; ++f) arch::mma(o[f][d][c], p[f][n], values[c]);
+            }
+    }
+
+    // Epilogue: divide by the sum; a row that saw no key has sum 0 and gives 0.
+#pragma unroll
+    for (int f = 0; f < kFrags; ++f)
+#pragma unroll
+        for (int slot = 0; slot < arch::kRowSlots; ++slot) {
+            const float sum = arch::row_reduce(row_sum[f][slot], [](float a, float b) { return a + b; });
+            const int row = row0 + wave_row + 16 * f + Acc<float>::row(lane, 2 * slot);
+            if (row >= num_rows) continue;
+            __nv_bfloat16* const out = args.output + packed.offset(row) * kDimVo;
+#pragma unroll
+            for (int d = 0; d < kDimVo / 64; ++d)
+                arch::store64(out + 64 * d, o[f][d], slot, sum > 0.0f ? 1.0f / sum : 0.0f, lane);
+        }
+}
+
+// ---- Host
+// ------------------------------------------------------------------------------------------------------------
+
+template <int kDimQk, int kDimVo>
+void launch(Args args, int64_t seq_len) {
+    using C = Config<kDimQk, kDimVo>;
+    args.tiles = static_cast<int>((seq_len * args.group + C::kBlockM - 1) / C::kBlockM);
+    const int64_t l2_bytes = arch::kWave == 64 ? kL2BytesC500 : kL2BytesSm80;
+    const int64_t section = l2_bytes / (seq_len * (kDimQk + kDimVo) * 2);
+    args.section = static_cast<int>(section < 1 ? 1 : section < args.pairs ? section : args.pairs);
+    args.scale_log2 = 1.44269504f / sqrtf(static_cast<float>(kDimQk));
+    const int64_t blocks = static_cast<int64_t>(args.tiles) * args.pairs;
+    if (blocks > INT32_MAX) {
+        fprintf(stderr, "run_kernel: %lld blocks of %d rows are more than one launch takes\n", (long long)blocks,
+                C::kBlockM);
+        return;
+    }
+    const auto kernel = ragged_prefill<kDimQk, kDimVo>;
+    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kBytesShared);
+    if (error == cudaSuccess) {
+        kernel<<<static_cast<int>(blocks), C::kThreads, C::kBytesShared>>>(args);
+        error = cudaGetLastError();
+    }
+    if (error != cudaSuccess) fprintf(stderr, "run_kernel: launch failed: %s\n", cudaGetErrorString(error));
+}
+
+extern "C" void run_kernel(const __nv_bfloat16* q, const __nv_bfloat16* k, const __nv_bfloat16* v,
+                           __nv_bfloat16* output, const int32_t* qo_indptr, const int32_t* kv_indptr,
+                           int64_t batch_size, int64_t seq_len, int64_t num_qo_heads, int64_t num_kv_heads,
+                           int64_t head_dim_qk, int64_t head_dim_vo, int64_t causal) {
+    if (batch_size == 0 || seq_len == 0) return;
+    if (num_kv_heads < 1 || num_qo_heads % num_kv_heads != 0) {
+        fprintf(stderr, "run_kernel: num_qo_heads = %lld is not a multiple of num_kv_heads = %lld\n",
+                (long long)num_qo_heads, (long long)num_kv_heads);
+        return;
+    }
+    Args args{q, k, v, output, qo_indptr, kv_indptr};
+    args.num_kv_heads = static_cast<int>(num_kv_heads);
+    args.group = static_cast<int>(num_qo_heads / num_kv_heads);
+    args.pairs = static_cast<int>(batch_size * num_kv_heads);
+    args.causal = causal != 0;
+    if (head_dim_qk == 128 && head_dim_vo == 128) return launch<128, 128>(args, seq_len);
+    if (head_dim_qk == 192 && head_dim_vo == 128) return launch<192, 128>(args, seq_len);
+    if (head_dim_qk == 256 && head_dim_vo == 256) return launch<256, 256>(args, seq_len);
+    if (head_dim_qk == 64 && head_dim_vo == 64) return launch<64, 64>(args, seq_len);
+    fprintf(stderr, "run_kernel: head dims (%lld, %lld): only (64, 64), (128, 128), (192, 128), (256, 256) are there\n",
+            (long long)head_dim_qk, (long long)head_dim_vo);
+}
