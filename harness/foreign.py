@@ -22,6 +22,9 @@ from typing import Any
 
 import torch
 
+from harness.faults import is_device_fault as is_device_fault
+from harness.faults import is_out_of_memory as is_out_of_memory
+
 _SERIAL = itertools.count()
 
 
@@ -275,17 +278,3 @@ def seeds(shift: int = 0) -> Iterator[None]:
         _seeds.shift = 0
         for holder, name, original in saved:
             setattr(holder, name, original)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """True for torch's and Python's out-of-memory errors, the CPU allocator's plain RuntimeError included."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-
-
-def is_device_fault(error: BaseException) -> bool:
-    """True for an error of the device itself, after which the process can no longer use it."""
-    if type(error).__name__ == "AcceleratorError":
-        return True
-    return isinstance(error, RuntimeError) and str(error).lstrip().startswith(("CUDA error", "CUDA driver error"))

@@ -18,40 +18,24 @@ import inspect
 import io
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType, ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from harness import foreign
-from harness.catalog import ROOT
+from harness.faults import BaselineUnavailable, PackageError, is_device_fault, is_out_of_memory
 from harness.languages.python_source import line_of
+
+__all__ = ["BaselineUnavailable", "Case", "Package", "PackageError", "fingerprint", "load_package"]
 
 REQUIRED = ("getNumOfTestcases", "getTestCaseSize", "genTestCase", "baseline", "check")
 _CLASSES = ("INPUT", "OUTPUT", "INOUT")
 _VRAM_NAMES = ("DESIGNED_VRAM_SIZE", "getDesignedVramSize", "get_designed_vram_size")
 _SAMPLE_BYTES = 1 << 20
 _PRINTED_CHARACTERS = 2000
-
-
-class PackageError(Exception):
-    """A package is at fault. `function` is the one that failed ("import" for the file itself)."""
-
-    def __init__(self, path: Path, function: str, problem: str) -> None:
-        shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
-        super().__init__(f"{shown}: {problem}")
-        self.path = path
-        self.function = function
-
-
-class BaselineUnavailable(PackageError):
-    """The baseline cannot run on this machine: a Python module that it needs, `module`, is not installed."""
-
-    def __init__(self, path: Path, module: str) -> None:
-        super().__init__(path, "baseline", f"baseline needs the Python module {module}, which is not installed here")
-        self.module = module
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +70,8 @@ def fingerprint(args: Sequence[Any]) -> str:
 class Package:
     """A loaded package. Every method raises PackageError when the package's own function fails.
 
-    `notes` collects oddities that are no error (a tensor whose shape is not the one that getTestCaseSize announced).
+    `notes` collects oddities of the case chosen last that are no error (a tensor whose shape is not the one that
+    getTestCaseSize announced).
     """
 
     def __init__(self, path: Path, module: ModuleType, flags: foreign.TorchFlags, random: foreign.RandomState) -> None:
@@ -124,14 +109,16 @@ class Package:
         with self._inside(stdin):
             try:
                 return function(*args, **kwargs)
-            except KeyboardInterrupt:
-                raise
             except BaseException as error:
-                if foreign.is_out_of_memory(error) or foreign.is_device_fault(error):
-                    raise
-                if name == "baseline":
-                    self._raise_if_unavailable(error)
-                raise self._error(name, f"{name} raised {_describe(error, self.path)}{self._hint()}") from error
+                self._blame(name, error)
+
+    def _blame(self, name: str, error: BaseException) -> NoReturn:
+        """Raise what an exception of the package's function amounts to."""
+        if isinstance(error, KeyboardInterrupt) or is_out_of_memory(error) or is_device_fault(error):
+            raise error
+        if name == "baseline":
+            self._raise_if_unavailable(error)
+        raise self._error(name, f"{name} raised {_describe(error, self.path)}{self._hint()}") from error
 
     def _hint(self) -> str:
         """Says so when an import that the package swallowed left it without torch."""
@@ -206,6 +193,7 @@ class Package:
         """Case `case_id`, 1-based whatever the package's own ids are. ValueError when there is no such case."""
         if not 1 <= case_id <= self.count():
             raise ValueError(f"{case_id=}: {self.path} has cases 1 to {self.count()}")
+        self.notes = []
         sizes, warmup, iters = self._feed(case_id - 1 + self._first())
         labels = vars(self._module).get("CASE_LABELS", ())
         label = str(labels[case_id - 1]) if isinstance(labels, (list, tuple)) and case_id <= len(labels) else ""
@@ -301,6 +289,32 @@ class Package:
         """Indices of the arguments declared INOUT, whose generated contents the kernel may need."""
         return tuple(i for i, word in enumerate(self._classes() or ()) if word == "INOUT")
 
+    def _own(self, args: Sequence[Any]) -> list[Any]:
+        """The arguments as baseline gets them: tensors declared INPUT shared, all others cloned."""
+        classes = self._classes() or ("INOUT",) * len(args)
+        return [
+            arg.clone() if isinstance(arg, torch.Tensor) and word != "INPUT" else arg
+            for arg, word in zip(args, classes, strict=True)
+        ]
+
+    @contextlib.contextmanager
+    def baseline_call(self, case: Case, args: Sequence[Any]) -> Iterator[Callable[[], None]]:
+        """Within the block: the bare baseline on arguments of its own, to be called again and again by a timer.
+
+        The package's torch flags are in force in the whole block. What baseline raises becomes a PackageError.
+        """
+        self._select(case)
+        own, function = self._own(args), vars(self._module)["baseline"]
+
+        def call() -> None:
+            try:
+                function(*own)
+            except BaseException as error:
+                self._blame("baseline", error)
+
+        with self._inside(""):
+            yield call
+
     def run_baseline(self, case: Case, args: Sequence[Any]) -> list[Any]:
         """What `check` gets as the baseline's arguments.
 
@@ -309,11 +323,7 @@ class Package:
         Raises BaselineUnavailable when a module that it imports is not installed.
         """
         self._select(case)
-        classes = self._classes() or ("INOUT",) * len(args)
-        own = [
-            arg.clone() if isinstance(arg, torch.Tensor) and word != "INPUT" else arg
-            for arg, word in zip(args, classes, strict=True)
-        ]
+        own = self._own(args)
         answer = self._call("baseline", *own)
         if answer is None:
             return own

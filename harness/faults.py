@@ -1,0 +1,39 @@
+"""Errors that are not a submission's: a package's fault, a shortage of memory, a broken device. Imports no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.catalog import ROOT
+
+
+class PackageError(Exception):
+    """A package is at fault. `function` is the one that failed ("import" for the file itself)."""
+
+    def __init__(self, path: Path, function: str, problem: str) -> None:
+        shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+        super().__init__(f"{shown}: {problem}")
+        self.path = path
+        self.function = function
+
+
+class BaselineUnavailable(PackageError):
+    """The baseline cannot run on this machine: a Python module that it needs, `module`, is not installed."""
+
+    def __init__(self, path: Path, module: str) -> None:
+        super().__init__(path, "baseline", f"baseline needs the Python module {module}, which is not installed here")
+        self.module = module
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True for torch's and Python's out-of-memory errors, the CPU allocator's plain RuntimeError included."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+
+
+def is_device_fault(error: BaseException) -> bool:
+    """True for an error of the device itself, after which the process can no longer use it."""
+    if type(error).__name__ == "AcceleratorError":
+        return True
+    return isinstance(error, RuntimeError) and str(error).lstrip().startswith(("CUDA error", "CUDA driver error"))
