@@ -46,17 +46,19 @@ class Finding(NamedTuple):
 
 
 class Role(enum.Enum):
-    """What a kernel may do with an argument: read it; write all of it; change contents that it finds there."""
+    """What a kernel does with an argument: read it; write all of it; change contents that it finds there; or use it as
+    scratch that nobody looks at afterwards (its first contents are put back before each run)."""
 
     INPUT = "INPUT"
     OUTPUT = "OUTPUT"
     INOUT = "INOUT"
+    WORKSPACE = "WORKSPACE"
 
 
 class Difference(NamedTuple):
-    """`count` elements are meant, the first of them at flat index `first`."""
+    """`number` elements are meant, the first of them at flat index `first`."""
 
-    count: int
+    number: int
     first: int
 
 
@@ -162,6 +164,10 @@ class _Slot:
     hash: int = 0
 
     @property
+    def is_output(self) -> bool:
+        return self.role in (Role.OUTPUT, Role.INOUT)
+
+    @property
     def data(self) -> Tensor:
         return self.raw[self.start : self.start + self.nbytes]
 
@@ -207,15 +213,15 @@ class Buffers:
         return [value.view() if isinstance(value, _Slot) else value for value in self._values]
 
     def originals(self) -> list[Any]:
-        """The argument list as it was generated: inputs as they lie in the buffers, outputs with their first contents."""
+        """The argument list as it was generated: inputs as in the buffers, all else with its first contents."""
         return [
             (slot.view() if slot.contents is None else slot.contents) if isinstance(slot, _Slot) else slot
             for slot in self._values
         ]
 
     def outputs(self) -> dict[int, Tensor]:
-        """Fresh views of the tensors that may be written, by argument index."""
-        return {index: slot.view() for index, slot in self._slots() if slot.role is not Role.INPUT}
+        """Fresh views of the OUTPUT and INOUT tensors, by argument index."""
+        return {index: slot.view() for index, slot in self._slots() if slot.is_output}
 
     def poisoned(self) -> set[int]:
         """Indices of the outputs that `arm` poisons."""
@@ -227,7 +233,7 @@ class Buffers:
         return {
             index: slot.data.clone().view(slot.dtype).view(slot.shape)
             for index, slot in self._slots()
-            if slot.role is not Role.INPUT
+            if slot.is_output
         }
 
     def arm(self, round_: int) -> None:
@@ -250,7 +256,7 @@ class Buffers:
     def _reset_output(slot: _Slot, round_: int) -> None:
         if slot.role is Role.OUTPUT:
             poison_(slot.data.view(slot.dtype), round_)
-        elif slot.role is Role.INOUT and slot.contents is not None:
+        elif slot.contents is not None:
             slot.view().copy_(slot.contents)
 
     def _word(self, slot: _Slot) -> int:
@@ -276,15 +282,13 @@ class Buffers:
             return None
         nearest = touched[0] if side == "after" else touched[-1] + 1
         index, count = (nearest - slot.start) // slot.dtype.itemsize, slot.nbytes // slot.dtype.itemsize
-        return Finding(
-            Verdict.OUT_OF_BOUNDS,
-            f"argument {slot.name}: memory {side} the tensor was written, at element offset {index} of {count} elements",
-        )
+        where = f"memory {side} the tensor was written, at element offset {index} of {count} elements"
+        return Finding(Verdict.OUT_OF_BOUNDS, f"{slot.name}: {where}")
 
     def mutated(self) -> list[Finding]:
         """INPUT_MUTATED for every input whose fingerprint is not the one taken when it was filled."""
         return [
-            Finding(Verdict.INPUT_MUTATED, f"argument {slot.name} is an input and was overwritten")
+            Finding(Verdict.INPUT_MUTATED, f"{slot.name} is an input and was overwritten")
             for _, slot in self._slots()
             if slot.role is Role.INPUT and fingerprint(slot.data) != slot.hash
         ]

@@ -9,9 +9,9 @@ that is printed is the larger of the two "used / allowed":
 * all of them:    rms(out - reference) <= rms_multiple(rows) * rms(honest - reference), each row divided by its
   rms(reference) first, so that rows of different size count alike.
 
-MULTIPLE. Take an honest kernel whose errors are Gaussian with deviation s, over 1e8 elements: its largest is 5.7 s. The row
-maximum of honest over 64 to 512 columns lies at 2.4 s to 3.1 s and in one row of a thousand below 1.7 s; the floor u/2
-never lets e fall below what rounding the output alone may cost, halved. 4 * 1.7 s = 6.8 s is exceeded by 1e8 honest
+MULTIPLE. Take an honest kernel whose errors are Gaussian with deviation s, over 1e8 elements: its largest is 5.7 s. The
+row maximum of honest over 64 to 512 columns lies at 2.4 s to 3.1 s and in one row of a thousand below 1.7 s; the floor
+u/2 never lets e fall below what rounding the output alone may cost, halved. 4 * 1.7 s = 6.8 s is exceeded by 1e8 honest
 elements about once in a thousand runs even if every row were that lucky, so no smoothing over neighbours is needed; a
 multiple of 3 (5.1 s) would fail honest kernels. Wrong kernels are not near: one key of a hundred dropped moves an
 output of random V by about 10 bf16 roundings.
@@ -55,12 +55,26 @@ class Agreement(NamedTuple):
 
 
 def place(flat: int, shape: Sequence[int]) -> str:
-    """"[2, 0, 17]" for a flat index into a tensor of that shape; "" for a 0-dim tensor."""
+    """ "[2, 0, 17]" for a flat index into a tensor of that shape; "" for a 0-dim tensor."""
     index: list[int] = []
     for size in reversed(shape):
         flat, here = divmod(flat, size)
         index.insert(0, here)
     return str(index) if index else ""
+
+
+def first_non_finite(tensor: Tensor) -> Difference | None:
+    """NaN and infinite elements of a floating-point tensor; None when there are none, or it holds integers."""
+    if not tensor.is_floating_point():
+        return None
+    count, first = 0, -1
+    for begin, (part,) in _rows(tensor):
+        odd = ~_isfinite(part.reshape(-1))
+        here = int(odd.sum())
+        if here and first < 0:
+            first = begin + int(odd.to(torch.uint8).argmax())
+        count += here
+    return Difference(count, first) if count else None
 
 
 def _exact(name: str, out: Tensor, reference: Tensor) -> Agreement:
@@ -69,7 +83,9 @@ def _exact(name: str, out: Tensor, reference: Tensor) -> Agreement:
     if wrong is None:
         return Agreement(0.0, None)
     got, expected = (tensor.reshape(-1)[wrong.first].item() for tensor in (out, wanted))
-    detail = f"{name}{place(wrong.first, out.shape)} = {got}, expected {expected}; {wrong.count} of {out.numel()} differ"
+    detail = (
+        f"{name}{place(wrong.first, out.shape)} = {got}, expected {expected}; {wrong.number} of {out.numel()} differ"
+    )
     return Agreement(math.inf, Finding(Verdict.WRONG_ANSWER, detail))
 
 
@@ -100,7 +116,7 @@ class _Tally:
         if count:
             first = begin + int(odd.reshape(-1).to(torch.uint8).argmax())
             before = self.non_finite or Difference(0, first)
-            self.non_finite = Difference(before.count + count, before.first)
+            self.non_finite = Difference(before.number + count, before.first)
         usable = _isfinite(out) & _isfinite(reference)
         zero = torch.zeros((), dtype=torch.float64, device=out.device)
         size = _where(_isfinite(reference), reference.abs(), zero)
@@ -172,13 +188,15 @@ def _sentence(name: str, out: Tensor, reference: Tensor, tally: _Tally) -> Agree
         )
         return Agreement(margin, Finding(Verdict.WRONG_ANSWER, detail))
     if margin > 1:
-        detail = f"{name}: the root mean square error is {ratio:.3g} times that of honest arithmetic, allowed {limit:.3g}"
+        detail = (
+            f"{name}: the root mean square error is {ratio:.3g} times that of honest arithmetic, allowed {limit:.3g}"
+        )
         return Agreement(margin, Finding(Verdict.WRONG_ANSWER, detail))
     return Agreement(margin, None)
 
 
 def _fake_outputs(args: Sequence[Any], truth: Tensor, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Outputs that took no computation: constants, the truth's mean, every input reinterpreted to the output's shape."""
+    """Outputs that took no computation: constants, the truth's mean, every input in the output's shape."""
     like: dict[str, Callable[[], Tensor]] = {
         "zeros": lambda: torch.zeros_like(truth),
         "ones": lambda: torch.ones_like(truth),

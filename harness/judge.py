@@ -1,0 +1,450 @@
+"""One case of one submission: generate, guard, run, compare; the judge's verdict and the strict one, side by side.
+
+The order of a case, with the phases that a progress display sees:
+
+    generate   the package's arguments
+    inputs     a guarded copy of each, one at a time (guard.py)
+    run        run 1 and run 2 on the same data, outputs poisoned anew before each
+    baseline   the package's own expected values, or reference.py where its modules are missing
+    check      the package's check on run 1's output: the judge verdict
+    strict     the error rule against the contract's reference (strict.py)
+    run        run 3 on other data behind the same pointers, and the strict rule on it
+    time       on a GPU: ours and the baseline, alternating (timing.py)
+
+Everything that is found wrong is kept, and the strict verdict is the one that explains the most: TAMPERED (nothing
+measured afterwards can be trusted), then damage (OUT_OF_BOUNDS, INPUT_MUTATED), which makes any value meaningless, then
+UNWRITTEN_OUTPUT before NON_FINITE before WRONG_ANSWER, since poison left behind is itself not finite and a value that
+is not finite is wrong, then NONDETERMINISTIC, which matters alone only where every value was right. A failed run
+(RUNTIME_ERROR, OUT_OF_MEMORY, whatever the language's runtime names) ends the case at once and outranks all but
+TAMPERED and damage already seen. The judge verdict is worked out even when the strict one is bad, so that one can see
+what the judge would have let pass.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from harness import faults, guard, score, strict, tamper, timing
+from harness.contract import Contract
+from harness.devices import Device
+from harness.faults import BaselineUnavailable, PackageError
+from harness.guard import Buffers, Finding
+from harness.languages import Submission
+from harness.languages.python_source import describe
+from harness.package import Case, Package
+from harness.roles import find_roles
+from harness.verdict import CaseResult, KernelFault, KitError, Verdict
+
+if TYPE_CHECKING:
+    from harness.runner import Job
+
+SHIFT = 7919  # added to every seed of the package for the second set of data
+LATE_S = 0.02  # how long a run may have work left elsewhere before its output is read a second time
+TIMING_BUDGET_S = 2.0
+
+_sleep = time.sleep
+_PRECEDENCE = (
+    Verdict.TAMPERED,
+    Verdict.OUT_OF_BOUNDS,
+    Verdict.INPUT_MUTATED,
+    Verdict.RESOURCE_LIMIT,
+    Verdict.COMPILE_ERROR,
+    Verdict.LINT_ERROR,
+    Verdict.RUNTIME_ERROR,
+    Verdict.RACE,
+    Verdict.UNINITIALISED_READ,
+    Verdict.OUT_OF_MEMORY,
+    Verdict.PACKAGE_ERROR,
+    Verdict.UNWRITTEN_OUTPUT,
+    Verdict.NON_FINITE,
+    Verdict.WRONG_ANSWER,
+    Verdict.NONDETERMINISTIC,
+    Verdict.SUSPECT_TIME,
+)
+
+
+def worst(findings: Sequence[Finding]) -> Finding | None:
+    """The finding that explains most (see above), the earliest of its kind; None of none."""
+    return min(findings, key=lambda finding: _PRECEDENCE.index(finding.verdict), default=None)
+
+
+def run_case(
+    job: Job,
+    package: Package,
+    case: Case,
+    submission: Submission,
+    contract: Contract | None,
+    device: Device,
+    phase: Callable[[str], None],
+) -> CaseResult:
+    """Judge one case. A fault of the submission, the package or the contract is in the record and raises nothing.
+
+    contract: None for a package of a task that the kit does not know; there is then no reference, and the strict
+        verdict means finite, written, in bounds, repeatable, and accepted by the package's check on other data too.
+    phase: called with the name of each phase as it begins.
+    """
+    result = CaseResult(job.task, job.language, job.variant, job.suite, case.id, case.label, required=job.required)
+    result.notes += submission.notes
+    trial = _Trial(package, case, submission, contract, device, phase, result)
+    trial.exact = contract is not None and contract.exact_allocations and job.language == "cuda"
+    trial.timed = device.is_gpu and bool(job.settings.get("time", True))
+    trial.budget_s = float(job.settings.get("time_budget_s", TIMING_BUDGET_S))
+    try:
+        trial.go()
+    except KernelFault as fault:
+        trial.found(fault.verdict, fault.message)
+        trial.judge(fault.verdict)
+    except PackageError as error:
+        trial.found(Verdict.PACKAGE_ERROR, str(error))
+        trial.judge(Verdict.PACKAGE_ERROR)
+    except Exception as error:
+        named = trial.classify(error)
+        if named is None:
+            raise
+        trial.findings.append(named)
+        trial.judge(named.verdict)
+    trial.conclude()
+    return result
+
+
+class _Trial:
+    """The state of one case while it is judged; each method is one step of it."""
+
+    def __init__(
+        self,
+        package: Package,
+        case: Case,
+        submission: Submission,
+        contract: Contract | None,
+        device: Device,
+        phase: Callable[[str], None],
+        result: CaseResult,
+    ) -> None:
+        self.package, self.case, self.submission, self.contract = package, case, submission, contract
+        self.device, self.result = device, result
+        self.exact, self.timed, self.budget_s = False, False, TIMING_BUDGET_S
+        self.findings: list[Finding] = []
+        self._announce, self._phase = phase, "generate"
+        self._judged = False
+        self._refusal = ""  # why the package's check said no
+        self._counts: dict[str, Any] = {}
+        self._shift = 0
+        self._truth: dict[str, Tensor] | None = None  # the reference on the data now in the buffers
+        self.buffers: Buffers  # from _guard on
+        self.names: list[str] = []
+
+    # -- bookkeeping -----------------------------------------------------------------------------------------------
+
+    def phase(self, name: str) -> None:
+        """A new phase begins."""
+        self._phase = name
+        self._announce(name)
+
+    def found(self, verdict: Verdict, detail: str) -> None:
+        """Something is wrong."""
+        self.findings.append(Finding(verdict, detail))
+
+    def note(self, text: str) -> None:
+        """Something worth knowing that changes no verdict."""
+        if text not in self.result.notes:
+            self.result.notes.append(text)
+
+    def judge(self, verdict: Verdict) -> None:
+        """The judge verdict, unless there is one."""
+        if not self._judged:
+            self.result.judge, self._judged = verdict, True
+
+    def classify(self, error: Exception) -> Finding | None:
+        """The finding behind an exception that came from outside the submission's calls; None: it is a bug of ours."""
+        said = f"{type(error).__name__}: {_one_line(error)}"
+        if faults.is_out_of_memory(error):
+            return Finding(Verdict.OUT_OF_MEMORY, f"out of memory in phase {self._phase} ({_one_line(error)})")
+        if faults.is_device_fault(error):
+            return Finding(Verdict.RUNTIME_ERROR, f"the device reported a fault in phase {self._phase} ({said})")
+        if self._phase == "strict" and self.contract is not None:
+            return Finding(Verdict.PACKAGE_ERROR, f"{self.contract.path.name} cannot be held against ({said})")
+        return None
+
+    def conclude(self) -> None:
+        """Write the strict verdict and the detail into the record."""
+        self.result.notes += [text for text in self.package.notes if text not in self.result.notes]
+        finding = worst(self.findings)
+        self.result.strict = Verdict.PASS if finding is None else finding.verdict
+        self.result.detail = self._refusal if finding is None else finding.detail
+        if finding is not None and self._refusal:
+            self.note(self._refusal)
+        for verdict, detail in {other.verdict: other for other in reversed(self.findings)}.values():
+            if finding is not None and verdict is not finding.verdict:
+                self.note(f"also {verdict}: {detail}")
+
+    # -- the steps -------------------------------------------------------------------------------------------------
+
+    def go(self) -> None:
+        """All phases in order."""
+        tamper.ensure()
+        self.phase("generate")
+        args = self.package.generate(self.case, self.device.torch_name)
+        if self.contract is None:
+            self.phase("baseline")
+        self.names, roles, notes = find_roles(self.package, self.case, args, self.contract)
+        self.result.notes += notes
+        self.phase("inputs")
+        try:
+            self.buffers = Buffers(args, self.names, roles, self.exact)
+        except ValueError as error:
+            raise PackageError(self.package.path, "genTestCase", f"genTestCase: {error}") from error
+        self._look_for_tampering()
+        first = self._two_runs()
+        self.result.counts = self._counts
+        baseline = self._expected(first)
+        if self.contract is not None:
+            self._strict(first, "")
+        else:
+            self._plain(first)
+            self.note("no reference for this task: strict means finite, written, in bounds and repeatable")
+        second = self._second_seed()
+        if self.timed and not self.findings:
+            self._time(second if second is not None else first, timed_baseline=baseline)
+
+    # -- running ---------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _blame(self) -> Iterator[None]:
+        """Whatever goes wrong within is the submission's fault, and ends the case as a KernelFault."""
+        path = self.submission.path
+        try:
+            yield
+        except (KernelFault, KitError, KeyboardInterrupt):
+            raise
+        except SystemExit as error:
+            message = f"run_kernel called exit({error.code!r})"
+            raise KernelFault(Verdict.RUNTIME_ERROR, message) from error
+        except BaseException as error:
+            if faults.is_out_of_memory(error):
+                message = f"out of memory in run_kernel ({_one_line(error)})"
+                raise KernelFault(Verdict.OUT_OF_MEMORY, message) from error
+            raise KernelFault(Verdict.RUNTIME_ERROR, f"run_kernel failed: {describe(error, path)}") from error
+
+    def _observe(self, round_: int, label: str) -> dict[int, Tensor]:
+        """Arm, run, and look at everything that can be seen without knowing the right values. Returns the outputs."""
+        buffers = self.buffers
+        buffers.arm(round_)
+        if self.device.is_gpu:
+            timing.finish_device()  # whatever was left elsewhere must not hit the freshly poisoned outputs
+        with self._blame():
+            self.submission.run(buffers.arguments())
+            if self.device.is_gpu:
+                timing.finish_stream()
+        seen = buffers.snapshot()
+        self._look_for_tampering()
+        with self._blame():
+            if self.device.is_gpu:
+                timing.finish_device()
+        _sleep(LATE_S)
+        for index, now in buffers.outputs().items():
+            late = guard.differences(seen[index], now)
+            if late is not None:
+                self.found(
+                    Verdict.NONDETERMINISTIC,
+                    f"{self.names[index]}: {late.number} elements changed after the current stream had finished"
+                    f"{label}: work was left on another stream or thread",
+                )
+        self.findings += [Finding(verdict, detail + label) for verdict, detail in buffers.damage()]
+        mutated = buffers.mutated()
+        self.findings += [Finding(verdict, detail + label) for verdict, detail in mutated]
+        if mutated:
+            self._refill(self._shift)
+        return seen
+
+    def _look_for_tampering(self) -> None:
+        for name in tamper.changed():
+            self.found(Verdict.TAMPERED, f"the submission replaced {name}")
+            return
+
+    def _refill(self, shift: int) -> bool:
+        """The package's data, every seed moved by `shift`, behind the same pointers; returns whether it changed."""
+        self._shift, self._truth = shift, None
+        return self.buffers.refill(self.package.generate(self.case, self.device.torch_name, shift))
+
+    def _two_runs(self) -> dict[int, Tensor]:
+        """Runs 1 and 2 on the same data. Returns the outputs of run 1."""
+        self.phase("run")
+        self.submission.drain()
+        first = self._observe(0, "")
+        self._counts = self.submission.drain()
+        second = self._observe(1, " in the second run")
+        for index, before in first.items():
+            self._unwritten(index, before, second[index], "")
+            apart = guard.differences(before, second[index])
+            if apart is not None and not self._poison_explains(index, before, second[index]):
+                where = strict.place(apart.first, before.shape)
+                values = [tensor.reshape(-1)[apart.first].item() for tensor in (before, second[index])]
+                self.found(
+                    Verdict.NONDETERMINISTIC,
+                    f"{self.names[index]}{where} = {values[0]} and then {values[1]} on the same data; "
+                    f"{apart.number} of {before.numel()} elements differ between two runs",
+                )
+        return first
+
+    def _poison_explains(self, index: int, first: Tensor, second: Tensor) -> bool:
+        """Elements that nobody wrote hold other poison in the second run: that is one fault, not two."""
+        return index in self.buffers.poisoned() and guard.unwritten(first, second) is not None
+
+    def _unwritten(self, index: int, first: Tensor, second: Tensor | None, label: str) -> None:
+        left = guard.unwritten(first, second) if index in self.buffers.poisoned() else None
+        if left is not None:
+            where = strict.place(left.first, first.shape)
+            self.found(
+                Verdict.UNWRITTEN_OUTPUT,
+                f"{left.number} of {first.numel()} elements of {self.names[index]} were never written{label}, "
+                f"the first is {self.names[index]}{where}",
+            )
+
+    # -- comparing -------------------------------------------------------------------------------------------------
+
+    def _target(self, outputs: dict[int, Tensor]) -> list[Any]:
+        args = self.buffers.arguments()
+        for index, value in outputs.items():
+            args[index] = value
+        return args
+
+    def _expected(self, outputs: dict[int, Tensor]) -> bool:
+        """Phases baseline and check. Returns whether the package's own baseline is what was compared against."""
+        self.phase("baseline")
+        originals = self.buffers.originals()
+        own = True
+        try:
+            expected = self.package.run_baseline(self.case, originals)
+            self.result.baseline = f"{self.package.path.name} baseline"
+        except BaselineUnavailable as error:
+            if self.contract is None:
+                raise
+            own = False
+            expected = self._substitute(originals)
+            self.result.baseline = f"reference.py ({error.module} not importable)"
+        self.phase("check")
+        self._check(originals, outputs, expected)
+        return own
+
+    def _substitute(self, originals: list[Any]) -> list[Any]:
+        assert self.contract is not None
+        expected = list(originals)
+        for name, value in self._reference(self.contract).items():
+            index = self.names.index(name)
+            expected[index] = value.to(originals[index].dtype)
+        return expected
+
+    def _reference(self, contract: Contract) -> dict[str, Tensor]:
+        if self._truth is None:
+            self._truth = contract.reference(*self.buffers.originals())
+        return self._truth
+
+    def _check(self, originals: list[Any], outputs: dict[int, Tensor], expected: list[Any]) -> None:
+        try:
+            good, said = self.package.check(self.case, originals, self._target(outputs), expected)
+        except PackageError as error:
+            self.judge(Verdict.PACKAGE_ERROR)
+            self.found(Verdict.PACKAGE_ERROR, str(error))
+            return
+        self.judge(Verdict.PASS if good else Verdict.WRONG_ANSWER)
+        if said:
+            self.note(f"check printed: {said}")
+        if not good:
+            self._refusal = f"the package's check says no{': ' + said.splitlines()[-1] if said else ''}"
+
+    def _strict(self, outputs: dict[int, Tensor], label: str) -> None:
+        """The error rule on every output that the contract names."""
+        assert self.contract is not None
+        self.phase("strict")
+        truth, honest = self._reference(self.contract), self.contract.honest(*self.buffers.originals())
+        for name in self.contract.outputs:
+            agreement = strict.compare(name, outputs[self.names.index(name)], truth[name], honest[name])
+            self.result.margin = max(self.result.margin or 0.0, agreement.margin)
+            if agreement.finding is not None:
+                self.found(agreement.finding.verdict, agreement.finding.detail + label)
+
+    def _plain(self, outputs: dict[int, Tensor]) -> None:
+        """Without a reference: every floating-point output finite."""
+        for index, value in outputs.items():
+            bad = strict.first_non_finite(value)
+            if bad is not None:
+                where = strict.place(bad.first, value.shape)
+                self.found(Verdict.NON_FINITE, f"{self.names[index]}{where}: {bad.number} elements are not finite")
+
+    def _second_seed(self) -> dict[int, Tensor] | None:
+        """Run 3: other data behind the same pointers. Returns its outputs, None when the data cannot be moved."""
+        label = " with the second seed"
+        self.phase("generate")
+        try:
+            moved = self._refill(SHIFT)
+        except (PackageError, ValueError) as error:
+            self.note(f"no second seed: {error}")
+            return None
+        if not moved:
+            self.note("no second seed: the package's data depends on none")
+        self.phase("run")
+        outputs = self._observe(0, label)
+        for index, value in outputs.items():
+            self._unwritten(index, value, None, label)
+        if self.contract is not None:
+            self._strict(outputs, label)
+        else:
+            self._plain(outputs)
+            self._check_again(outputs)
+        return outputs
+
+    def _check_again(self, outputs: dict[int, Tensor]) -> None:
+        """Without a reference, the package's check is all there is to hold the second data's output against."""
+        self.phase("check")
+        originals = self.buffers.originals()
+        expected = self.package.run_baseline(self.case, originals)
+        good, said = self.package.check(self.case, originals, self._target(outputs), expected)
+        if not good and self.result.judge is Verdict.PASS:
+            self.found(Verdict.WRONG_ANSWER, f"the package's check says no with the second seed {said}".rstrip())
+
+    # -- timing ----------------------------------------------------------------------------------------------------
+
+    def _time(self, wanted: dict[int, Tensor], timed_baseline: bool) -> None:
+        """Time ours beside the baseline; the output of some timed calls, unknown to the kernel, is checked."""
+        self.phase("time")
+
+        def unchanged() -> bool:
+            return all(guard.differences(wanted[i], now) is None for i, now in self.buffers.outputs().items())
+
+        def ours() -> None:
+            with self._blame():
+                self.submission.run(args)
+
+        self._truth = None
+        args = self.buffers.arguments()
+        workload = self.contract.workload(*args) if self.contract is not None else None
+        hooks = timing.Hooks(before=lambda: self.buffers.repoison(0), holds=unchanged)
+        if timed_baseline:
+            with self.package.baseline_call(self.case, self.buffers.originals()) as baseline:
+                times = timing.pair(ours, baseline, self.budget_s, workload, hooks)
+        else:
+            times = timing.pair(ours, None, self.budget_s, workload, hooks)
+        self._look_for_tampering()
+        self.findings += self.buffers.damage()
+        self.findings += self.buffers.mutated()
+        if times.wrong_calls:
+            self.found(
+                Verdict.WRONG_ANSWER,
+                f"timed call {times.wrong_calls[0] + 1} gave another output than the checked call on the same data",
+            )
+        self.result.ours_ms, self.result.baseline_ms = times.ours_ms, times.baseline_ms
+        self.result.notes += times.notes
+        if times.suspicion:
+            self.found(Verdict.SUSPECT_TIME, times.suspicion)
+        elif times.baseline_ms is not None:
+            self.result.score = score.preview(times.ours_ms, times.baseline_ms)
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= 300 else text[:297] + "..."

@@ -1,0 +1,284 @@
+"""How long a kernel takes on the device, beside its baseline; and whether that can be true.
+
+Two clocks. The one that counts is the sum of the kernels' own times as the profiler (CUPTI) saw them, because that is
+what the judge measures: launch gaps and host work are not in it. Where the profiler gives nothing it is CUDA events
+around each call, and the name of the clock says so. Calls alternate ours, baseline, baseline, ours, each after a flush
+of the L2 cache; medians. Everything of torch that is used here is bound when this module is imported, before any
+submission is loaded. Needs a GPU (torch.cuda, also on MACA); nothing here is ever called without one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from harness.verdict import KernelFault
+
+FLUSH_BYTES = 256 << 20
+ALLOWANCE = 1.1  # how far a kernel may be above the peaks that calibration found before its time is not believed
+_MARK = "BitwiseXor"  # in the name of the kernel that flushes and marks; a submission has no reason to launch it
+_PROFILED_CALLS = 10  # of each kind; a session of the profiler costs more than its calls
+
+_clock = time.perf_counter
+_Event: Any = torch.cuda.Event
+_record, _elapsed = torch.cuda.Event.record, torch.cuda.Event.elapsed_time
+_current_stream, _synchronize, _stream_synchronize = (
+    torch.cuda.current_stream,
+    torch.cuda.synchronize,
+    torch.cuda.Stream.synchronize,
+)
+_mark = torch.Tensor.bitwise_xor_
+_matmul, _sum, _copy = torch.matmul, torch.Tensor.sum, torch.Tensor.copy_
+
+
+def finish_stream() -> None:
+    """Wait for the current stream: what a submission may rely on the judge to do."""
+    _stream_synchronize(_current_stream())
+
+
+def finish_device() -> None:
+    """Wait for everything that the device was given, on any stream. Raises what torch raises for a device fault."""
+    _synchronize()
+
+
+class Hooks(NamedTuple):
+    """`before` runs before each timed call of ours, outside its time; `holds` looks at the output of some of them."""
+
+    before: Callable[[], None] = lambda: None
+    holds: Callable[[], bool] = lambda: True
+
+
+@dataclasses.dataclass
+class PairTime:
+    """Times of one call in ms. `clock` names the one that `ours_ms` and `baseline_ms` are by.
+
+    ours_call_ms, baseline_call_ms: by events around the whole call, gaps between kernels included.
+    suspicion: why the time cannot be true; "" when it can. wrong_calls: timed calls whose output did not hold.
+    """
+
+    ours_ms: float
+    baseline_ms: float | None
+    ours_call_ms: float
+    baseline_call_ms: float | None
+    samples: int
+    clock: str
+    suspicion: str = ""
+    wrong_calls: list[int] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+
+class Peaks(NamedTuple):
+    """What this device was seen to do: bytes and operations per second. `cold`: flushing the L2 cache has an effect."""
+
+    bytes_per_s: float
+    ops_per_s: Mapping[str, float]  # by workload dtype
+    cold: bool
+
+
+@functools.cache
+def flush_buffer() -> Tensor:
+    """Memory to sweep: 256 MB or four times the L2 cache, whichever is larger."""
+    cache = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "L2_cache_size", 0)
+    return torch.zeros(max(FLUSH_BYTES, 4 * cache) // 8, dtype=torch.int64, device="cuda")
+
+
+def _timed(call: Callable[[], object]) -> tuple[Any, Any]:
+    """Enqueue a call between two events."""
+    start, end = _Event(enable_timing=True), _Event(enable_timing=True)
+    _record(start)
+    call()
+    _record(end)
+    return start, end
+
+
+def _fastest_s(call: Callable[[], object], before: Callable[[], object] = lambda: None) -> float:
+    """Shortest of ten calls after three for warming up, in seconds."""
+    pairs = []
+    for _ in range(13):
+        before()
+        pairs.append(_timed(call))
+    finish_device()
+    return min(float(_elapsed(start, end)) for start, end in pairs[3:]) / 1e3
+
+
+def _bandwidth() -> float:
+    """Bytes per second of the better of a copy and a read of 512 MB."""
+    source = torch.zeros(512 << 18, dtype=torch.float32, device="cuda")
+    target, nbytes = torch.empty_like(source), source.numel() * 4
+    return max(2 * nbytes / _fastest_s(lambda: _copy(target, source)), nbytes / _fastest_s(lambda: _sum(source)))
+
+
+def _product_rate(dtype: torch.dtype, multiply: Callable[[Tensor, Tensor], Tensor]) -> float:
+    """Operations per second of an 8192-cubed product of zeros."""
+    square = torch.zeros((8192, 8192), dtype=dtype, device="cuda")
+    return float(2 * 8192**3 / _fastest_s(lambda: multiply(square, square.t())))
+
+
+@functools.cache
+def calibrate() -> Peaks:
+    """Measure this device's peaks. Once per process, well under a second, before any submission is loaded.
+
+    On zeros, because they cost the least power and so give the highest clock: the peaks are to be generous.
+    """
+    part, flush = torch.zeros(4 << 20, dtype=torch.float32, device="cuda"), flush_buffer()
+    hot, cold = _fastest_s(lambda: _sum(part)), _fastest_s(lambda: _sum(part), lambda: _mark(flush, 1))
+    bf16 = _product_rate(torch.bfloat16, _matmul)
+    try:
+        int8 = _product_rate(torch.int8, torch._int_mm)
+    except RuntimeError:  # not every back end has it
+        int8 = 0.0
+    # Twice bf16 is what the hardware offers; a library's int8 product can be much worse than a good kernel.
+    peaks = Peaks(_bandwidth(), {"bf16": bf16, "int8": max(int8, 2 * bf16)}, cold > 1.05 * hot)
+    torch.cuda.empty_cache()
+    return peaks
+
+
+def floor_ms(workload: Mapping[str, Any], peaks: Peaks) -> float:
+    """The least time in ms that a workload {"flops", "bytes", "dtype"} can take on a device with these peaks."""
+    compute = workload["flops"] / peaks.ops_per_s[workload["dtype"]]
+    return float(max(compute, workload["bytes"] / peaks.bytes_per_s)) / ALLOWANCE * 1e3
+
+
+def doubt(ours_ms: float, call_ms: float, busy_ms: float, workload: Mapping[str, Any] | None, peaks: Peaks) -> str:
+    """Why a measured time cannot be true, "" when it can.
+
+    ours_ms: by the clock that counts. call_ms: by events. busy_ms: how long, by the host's clock, the device still
+    worked after the call had returned, which no honest event time undercuts; half of it and 0.05 ms are allowed for
+    the host's own jitter.
+    """
+    if call_ms < busy_ms / 2 - 0.05:
+        return f"the events say {call_ms:.4g} ms, but the device was busy for {busy_ms:.4g} ms after the call returned"
+    least = floor_ms(workload, peaks) if workload is not None else 0.0
+    if ours_ms < least:
+        return f"{ours_ms:.4g} ms is less than the {least:.4g} ms that this device needs for the case's bytes and flops"
+    return ""
+
+
+class KernelEvent(NamedTuple):
+    """One kernel as the profiler saw it: name, start and duration in microseconds."""
+
+    name: str
+    start_us: float
+    us: float
+
+
+def kernel_sections(events: Iterable[KernelEvent], calls: int) -> list[list[KernelEvent]] | None:
+    """The kernels of each call. Around every call lies a marking kernel; None unless exactly two per call were seen."""
+    ordered = sorted(events, key=lambda event: event.start_us)
+    marks = [at for at, event in enumerate(ordered) if _MARK in event.name]
+    if len(marks) != 2 * calls:
+        return None
+    return [ordered[first + 1 : last] for first, last in zip(marks[::2], marks[1::2], strict=True)]
+
+
+def _profiled(calls: Sequence[Callable[[], object]]) -> list[list[KernelEvent]] | None:
+    """Run calls under the profiler, each after a flush; the kernels of each, None when the profiler failed to see."""
+    flush, small = flush_buffer(), torch.zeros(1, dtype=torch.int64, device="cuda")
+    finish_device()
+    with profile(activities=[ProfilerActivity.CUDA]) as session:
+        for call in calls:
+            _mark(flush, 1)
+            call()
+            _mark(small, 1)
+        finish_device()
+    events = [
+        KernelEvent(event.name, float(event.time_range.start), float(event.time_range.elapsed_us()))
+        for event in session.events() or ()
+        if event.device_type.name == "CUDA" and not event.name.startswith(("Memcpy", "Memset"))
+    ]
+    return kernel_sections(events, len(calls))
+
+
+def _kernel_ms(
+    ours: Callable[[], object], baseline: Callable[[], object] | None, rounds: int
+) -> tuple[float, ...] | str:
+    """Median sum of kernel times per call: (ours,) or (ours, baseline) in ms; a reason in words when there is none."""
+    kinds = [ours] if baseline is None else [ours, baseline]
+    order = [kind for _ in range(rounds) for kind in (*range(len(kinds)), *reversed(range(len(kinds))))]
+    try:
+        sections = _profiled([kinds[kind] for kind in order])
+    except KernelFault:
+        raise
+    except Exception as error:  # a profiler that cannot start is no fault of the kernel, whatever it raises
+        return f"the profiler failed ({type(error).__name__})"
+    if sections is None:
+        return "the profiler did not see every call"
+    times: list[list[float]] = [[] for _ in kinds]
+    for kind, section in zip(order, sections, strict=True):
+        times[kind].append(sum(kernel.us for kernel in section) / 1e3)
+    return tuple(statistics.median(series) for series in times)
+
+
+def _busy_ms(call: Callable[[], object]) -> tuple[float, float]:
+    """Medians of five waited-for calls in ms: from the return to the end of all device work, and in all."""
+    after, whole = [], []
+    for _ in range(5):
+        finish_device()
+        begin = _clock()
+        call()
+        returned = _clock()
+        finish_device()
+        end = _clock()
+        after.append((end - returned) * 1e3)
+        whole.append((end - begin) * 1e3)
+    return statistics.median(after), statistics.median(whole)
+
+
+def pair(
+    ours: Callable[[], object],
+    baseline: Callable[[], object] | None,
+    budget_s: float,
+    workload: Mapping[str, Any] | None = None,
+    hooks: Hooks | None = None,
+) -> PairTime:
+    """Time two calls on the current GPU, alternating; `baseline` None times ours alone.
+
+    budget_s: about how long the timed calls may take in all; at least three rounds are made whatever they cost.
+    workload: {"flops", "bytes", "dtype"} for the floor below which a time is not believed.
+    Whatever `ours` or `baseline` raises passes through.
+    """
+    hooks, peaks, flush = hooks or Hooks(), calibrate(), flush_buffer()
+    for call in (ours, baseline) * 2 if baseline is not None else (ours,) * 2:
+        call()
+    busy, ours_wall = _busy_ms(ours)
+    cost = ours_wall + (_busy_ms(baseline)[1] if baseline is not None else 0.0) + 0.5  # a flush is about 0.2 ms
+    rounds = max(3, min(50, int(budget_s * 1e3 / (2 * cost))))
+    order = [0, 1, 1, 0] if baseline is not None else [0, 0]
+    looked_at = {2 * rounds - 1, *random.SystemRandom().sample(range(2 * rounds), 3)}  # not to be foreseen
+    events: tuple[list[Any], list[Any]] = ([], [])
+    wrong = []
+    for _ in range(rounds):
+        for kind in order:
+            if kind == 0:
+                hooks.before()
+            _mark(flush, 1)
+            events[kind].append(_timed(ours if kind == 0 or baseline is None else baseline))
+            if kind == 0 and len(events[0]) - 1 in looked_at:
+                finish_device()
+                if not hooks.holds():
+                    wrong.append(len(events[0]) - 1)
+        finish_device()
+    calls = [statistics.median(_elapsed(*both) for both in series) if series else None for series in events]
+    assert calls[0] is not None
+    kernels = _kernel_ms(ours, baseline, min(rounds, _PROFILED_CALLS // 2))
+    notes = [] if peaks.cold else ["flushing the L2 cache has no effect on this device: times are warm"]
+    if isinstance(kernels, str):
+        notes.append(f"times are by CUDA events: {kernels}")
+        result = PairTime(calls[0], calls[1], calls[0], calls[1], 2 * rounds, "events", "", wrong, notes)
+    else:
+        theirs = kernels[1] if baseline is not None else None
+        result = PairTime(kernels[0], theirs, calls[0], calls[1], 2 * rounds, "kernels", "", wrong, notes)
+    if result.ours_ms <= 0:
+        result.suspicion = "not one kernel ran in the timed calls"
+    else:
+        result.suspicion = doubt(result.ours_ms, result.ours_call_ms, busy, workload, peaks)
+    return result
