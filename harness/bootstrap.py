@@ -36,6 +36,7 @@ OPTIONAL = ("tilelang",)
 KEPT = ("torch", "triton")  # never replaced where the machine brought its own
 _CHOOSE = "make check PYTHON=/path/to/python3"
 _STAMP = "kit-{}.json"
+_OUTER = "kit-outer.pth"  # names the packages of a virtual environment that brought torch
 _UNFINISHED = "kit-unfinished"  # there while pip runs: an environment that still has it was interrupted
 
 # Runs in the environment's own Python: where it is from, and version and place of each package that it can import.
@@ -231,7 +232,9 @@ class Kit:
             )
         self._say(f"Making .venv with {sys.executable}" + (" and the torch it has" if outer_torch else ""))
         self._empty()
-        options = ["--without-pip"] + (["--system-site-packages"] if outer_torch else [])
+        # "System" means the Python below a virtual environment, not that environment: its folders are named instead.
+        nested = sys.prefix != sys.base_prefix
+        options = ["--without-pip"] + (["--system-site-packages"] if outer_torch and not nested else [])
         done = _run([sys.executable, "-m", "venv", *options, str(self.venv)])
         if done.returncode:
             raise KitError(
@@ -239,11 +242,10 @@ class Kit:
                 f"(Debian: python3-venv) or choose another: {_CHOOSE}.",
                 ExitCode.ENVIRONMENT,
             )
-        if outer_torch and sys.prefix != sys.base_prefix:
-            # "System" means the Python below a virtual environment, not that environment: name its folders ourselves.
+        if outer_torch and nested:
             sites = [entry for entry in sys.path if os.path.basename(entry) in ("site-packages", "dist-packages")]
             inner = next(self.venv.glob("lib/python*/site-packages"))
-            (inner / "kit-outer.pth").write_text("".join(f"{site}\n" for site in sites), encoding="utf-8")
+            (inner / _OUTER).write_text("".join(f"{site}\n" for site in sites), encoding="utf-8")
         # Ours from here on, and not current yet: it has no key.
         record = json.dumps({"python": self._identity(), "made": True}, ensure_ascii=True)
         (self.venv / _STAMP.format("base")).write_text(record, encoding="utf-8")
@@ -283,6 +285,8 @@ class Kit:
         return made or (self.venv / _UNFINISHED).exists()
 
     def _sees_machine(self) -> bool:
+        if any(self.venv.glob(f"lib/python*/site-packages/{_OUTER}")):
+            return True
         config = (self.venv / "pyvenv.cfg").read_text(encoding="utf-8")
         return any(line.replace(" ", "") == "include-system-site-packages=true" for line in config.splitlines())
 
@@ -354,7 +358,7 @@ class Kit:
 
     def _pip(self, wanted: Sequence[Requirement], kept: dict[str, str]) -> str:
         """Run pip with the user's own configuration; "" or pip's reason."""
-        if _run([str(self.python), "-m", "pip", "--version"]).returncode:
+        if _run([str(self.python), "-c", "import pip"]).returncode:
             made = _run([str(self.python), "-m", "ensurepip"])
             if made.returncode:
                 return f"no pip in {sys.executable}, and its ensurepip fails: {_last_line(made)}"
