@@ -1,7 +1,7 @@
 // ---- arch section: the only part that knows the device. Master copy: tasks/common/arch.cuh --------------------------
-// Acc: 16 x 16 accumulators. Operand: 16 rows x 64 bytes of k (32 bf16 or 64 int8). Both are spread over one wave.
-// Each kind of operand has its own order of k, so a product takes two of a kind: load_rows x load_rows,
-// load_direct x load_direct, or acc_to_operand x (load_columns or transpose_columns).
+// Acc: 16 x 16 accumulators. Operands: 16 rows x 64 bytes of k (32 bf16 or 64 int8). All are spread over one wave.
+// A product c[i][j] += sum_k a[i][k] b[j][k] takes two operands of one origin, as each has its own order of k:
+// load_a x load_b, load_direct x load_direct, or acc_to_operand x (load_columns or transpose_columns).
 // Tiles in shared memory start at a multiple of 128 bytes; a row is a multiple of 128 bytes too.
 namespace arch {
 template <class T>
@@ -16,14 +16,30 @@ __device__ __forceinline__ int swizzle(int row, int unit) {
 template <int kRows, int kRowBytes, int kThreads>
 struct Chunks {  // A tile as 16-byte chunks dealt to threads: thread t takes chunks t, t + kThreads, ...
     static constexpr int kUnits = kRowBytes / 16, kTotal = kRows * kUnits, kEach = (kTotal + kThreads - 1) / kThreads;
-    __device__ static bool has(int chunk) { return kTotal % kThreads == 0 || chunk < kTotal; }
+    // Where one step of all threads is whole rows, rows and units are a thread's own plus constants: one address each.
+    __device__ __forceinline__ static int row(unsigned tid, int i) {
+        return kThreads % kUnits == 0 ? tid / kUnits + i * (kThreads / kUnits) : (tid + i * kThreads) / kUnits;
+    }
+    __device__ __forceinline__ static int unit(unsigned tid, int i) {
+        return kThreads % kUnits == 0 ? tid % kUnits : (tid + i * kThreads) % kUnits;
+    }
+    __device__ __forceinline__ static int byte(unsigned tid, int i) {
+        constexpr int kStep = kThreads / kUnits;
+        if (kThreads % kUnits == 0 && kStep % 8 == 0)
+            return swizzle<kRowBytes>(row(tid, 0), unit(tid, 0)) + i * kStep * kRowBytes;
+        return swizzle<kRowBytes>(row(tid, i), unit(tid, i));
+    }
+    __device__ __forceinline__ static bool has(int tid, int i) {
+        return kTotal % kThreads == 0 || tid + i * kThreads < kTotal;
+    }
 };
 
 #if defined(__MACA__)  // C500: waves of 64 lanes, lane = 16 g + r; a lane owns row r and four columns 4 g + v
 constexpr int kWave = 64, kAccValues = 4, kRowSlots = 1;
-struct alignas(16) Operand {
+struct alignas(16) OperandA {
     uint32_t r[4];
 };
+using OperandB = OperandA;
 template <class T>
 struct Acc {
     T v[kAccValues];
@@ -47,30 +63,34 @@ __device__ __forceinline__ uint32_t pack(float lo, float hi) {
     return bits;
 }
 // The rows of the builtin's first argument run along v: b goes first, so that lane r holds row r of a.
-__device__ __forceinline__ void mma(Acc<float>& c, const Operand& a, const Operand& b) {
+__device__ __forceinline__ void mma(Acc<float>& c, const OperandA& a, const OperandB& b) {
     using Half = __NATIVE_VECTOR__(2, uint32_t);
     __NATIVE_VECTOR__(4, float) d = {c.v[0], c.v[1], c.v[2], c.v[3]};
     d = __builtin_mxc_mma_16x16x16bf16(Half{b.r[0], b.r[1]}, Half{a.r[0], a.r[1]}, d);
     d = __builtin_mxc_mma_16x16x16bf16(Half{b.r[2], b.r[3]}, Half{a.r[2], a.r[3]}, d);
     c = {{d[0], d[1], d[2], d[3]}};
 }
-__device__ __forceinline__ void mma(Acc<int>& c, const Operand& a, const Operand& b) {
+__device__ __forceinline__ void mma(Acc<int>& c, const OperandA& a, const OperandB& b) {
     __NATIVE_VECTOR__(4, int32_t) d = {c.v[0], c.v[1], c.v[2], c.v[3]};
 #pragma unroll
     for (int i = 0; i < 4; ++i) d = __builtin_mxc_mma_16x16x16i8((int)b.r[i], (int)a.r[i], d);
     c = {{d[0], d[1], d[2], d[3]}};
 }
-__device__ __forceinline__ Operand acc_to_operand(const Acc<float>& a, const Acc<float>& b) {
+__device__ __forceinline__ OperandA acc_to_operand(const Acc<float>& a, const Acc<float>& b) {
     return {{pack(a.v[0], a.v[1]), pack(a.v[2], a.v[3]), pack(b.v[0], b.v[1]), pack(b.v[2], b.v[3])}};
 }
-template <class F>
+template <class Operand, class F>
 __device__ __forceinline__ Operand load_direct(int k64, int lane, F row_ptr) {
     return at<Operand>(row_ptr(lane & 15), 64 * k64 + 16 * (lane >> 4));
 }
 template <int kRowBytes>
-__device__ __forceinline__ Operand load_rows(const char* tile, int row0, int k64, int lane) {
+__device__ __forceinline__ OperandA load_a(const char* tile, int row0, int k64, int lane) {
     const int lane_byte = swizzle<kRowBytes>(lane & 15, lane >> 4);
-    return at<Operand>(tile, row0 * kRowBytes + (k64 >> 1) * 128 + (lane_byte ^ ((k64 & 1) << 6)));
+    return at<OperandA>(tile, row0 * kRowBytes + (k64 >> 1) * 128 + (lane_byte ^ ((k64 & 1) << 6)));
+}
+template <int kRowBytes>
+__device__ __forceinline__ OperandB load_b(const char* tile, int row0, int k64, int lane) {
+    return load_a<kRowBytes>(tile, row0, k64, lane);
 }
 // out[c]: column c of a 4 x 4 block of 16-bit values given by rows.
 __device__ __forceinline__ void transpose4(uint2 (&out)[4], uint2 r0, uint2 r1, uint2 r2, uint2 r3) {
@@ -81,13 +101,13 @@ __device__ __forceinline__ void transpose4(uint2 (&out)[4], uint2 r0, uint2 r1, 
     out[3] = {__builtin_mxc_byte_perm(r1.y, r0.y, kHigh), __builtin_mxc_byte_perm(r3.y, r2.y, kHigh)};
 }
 template <int kRowBytes>  // from a tile that ColumnStage wrote: operand after operand, 1 KiB each
-__device__ __forceinline__ void load_columns(Operand (&out)[4], const char* tile, int key32, int d64, int lane) {
+__device__ __forceinline__ void load_columns(OperandB (&out)[4], const char* tile, int key32, int d64, int lane) {
 #pragma unroll
     for (int c = 0; c < 4; ++c)
-        out[c] = at<Operand>(tile, ((key32 * (kRowBytes / 128) + d64) * 4 + c) * 1024 + (lane ^ (lane >> 3 & 1)) * 16);
+        out[c] = at<OperandB>(tile, ((key32 * (kRowBytes / 128) + d64) * 4 + c) * 1024 + (lane ^ (lane >> 3 & 1)) * 16);
 }
 template <int kRowBytes>  // from a tile that Stage wrote
-__device__ __forceinline__ void transpose_columns(Operand (&out)[4], const char* tile, int key32, int d64, int lane) {
+__device__ __forceinline__ void transpose_columns(OperandB (&out)[4], const char* tile, int key32, int d64, int lane) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         uint2 row[4], column[4];
@@ -125,16 +145,15 @@ struct Stage {  // global -> registers at begin, registers -> shared memory at w
     __device__ __forceinline__ void begin(char*, int tid, int valid, F row_ptr) {
 #pragma unroll
         for (int i = 0; i < C::kEach; ++i) {
-            const int row = (tid + i * kThreads) / C::kUnits, unit = (tid + i * kThreads) % C::kUnits;
-            held[i] = row < valid ? at<uint4>(row_ptr(row), 16 * unit) : uint4{0, 0, 0, 0};
+            const int row = C::row(tid, i);
+            held[i] = row < valid ? at<uint4>(row_ptr(row), 16 * C::unit(tid, i)) : uint4{0, 0, 0, 0};
         }
     }
     template <int kPending = 0>
     __device__ __forceinline__ void wait(char* tile, int tid) {
 #pragma unroll
         for (int i = 0; i < C::kEach; ++i) {
-            const int chunk = tid + i * kThreads;
-            if (C::has(chunk)) at<uint4>(tile, swizzle<kRowBytes>(chunk / C::kUnits, chunk % C::kUnits)) = held[i];
+            if (C::has(tid, i)) at<uint4>(tile, C::byte(tid, i)) = held[i];
         }
     }
 };
@@ -146,15 +165,15 @@ struct ColumnStage {  // the same for load_columns: transposed on the way, once 
     __device__ __forceinline__ void begin(char*, int tid, int valid, F row_ptr) {
 #pragma unroll
         for (int i = 0; i < 4 * C::kEach; ++i) {
-            const int chunk = tid + i / 4 * kThreads, row = chunk / C::kUnits * 4 + i % 4;
-            held[i / 4][i % 4] = row < valid ? at<uint4>(row_ptr(row), chunk % C::kUnits * 16) : uint4{0, 0, 0, 0};
+            const int row = C::row(tid, i / 4) * 4 + i % 4;
+            held[i / 4][i % 4] = row < valid ? at<uint4>(row_ptr(row), 16 * C::unit(tid, i / 4)) : uint4{0, 0, 0, 0};
         }
     }
     template <int kPending = 0>
     __device__ __forceinline__ void wait(char* tile, int tid) {
 #pragma unroll
         for (int i = 0; i < 2 * C::kEach; ++i) {  // four keys (h, g) of four columns 4 r + c
-            const int chunk = tid + i / 2 * kThreads, quad = chunk / C::kUnits, unit = chunk % C::kUnits;
+            const int quad = C::row(tid, i / 2), unit = C::unit(tid, i / 2);
             const int h = quad >> 2 & 1, g = quad & 3, r = 2 * (unit & 7) + i % 2;
             const uint4(&key)[4] = held[i / 2];
             uint2 column[4];
@@ -167,43 +186,73 @@ struct ColumnStage {  // the same for load_columns: transposed on the way, once 
             const int operand = ((quad >> 3) * (kRowBytes / 128) + (unit >> 3)) * 4;
 #pragma unroll
             for (int c = 0; c < 4; ++c)
-                if (C::has(chunk))
+                if (C::has(tid, i / 2))
                     at<uint2>(tile, (operand + c) * 1024 + (16 * g + (r ^ r >> 3)) * 16 + 8 * h) = column[c];
         }
     }
 };
 
 #else  // 32 lanes, lane = 4 g + q: rows g and g + 8, columns 2 q, 2 q + 1 and the same + 8, as in PTX m16n8k16
-#if defined(__CUDACC__)
-__device__ __forceinline__ uint32_t shared_address(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
+#if defined(SIM_WARP32)  // the simulator's functions for these instructions
 template <bool kTranspose>
-__device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[8], int i, const void* row) {
+__device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], const char* tile, int byte) {
+    if constexpr (kTranspose)
+        sim::ldmatrix_trans(r, tile + byte);
+    else
+        sim::ldmatrix(r, tile + byte);
+}
+__device__ __forceinline__ void mma_m16n8(float* c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    auto& d = *reinterpret_cast<float (*)[4]>(c);
+    sim::mma_m16n8k16_bf16(d, a, {b0, b1}, d);
+}
+__device__ __forceinline__ void mma_m16n8(int* c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    auto& d = *reinterpret_cast<int (*)[4]>(c);
+    sim::mma_m16n8k32_s8(d, a, {b0, b1}, d);
+}
+inline void cp_async16(char* tile, int byte, const void* from, bool valid) {
+    sim::cp_async<16>(tile + byte, from, valid ? 16 : 0);
+}
+inline void cp_async_commit() { sim::cp_async_commit(); }
+template <int kPending>
+void cp_async_wait() {
+    sim::cp_async_wait_group<kPending>();
+}
+inline void keep_in_loop(int&) {}
+inline float exp2(float x) { return exp2f(x); }
+inline uint32_t pack(float lo, float hi) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(lo, hi);
+    return at<uint32_t>(&pair, 0);
+}
+#else                    // PTX
+template <bool kTranspose>
+__device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], const char* tile, int byte) {
+    const uint32_t address = (uint32_t)__cvta_generic_to_shared(tile) + byte;
     if constexpr (kTranspose)
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(r[i]), "=r"(r[i + 1]), "=r"(r[i + 2]), "=r"(r[i + 3])
-                     : "r"(shared_address(row))
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                     : "r"(address)
                      : "memory");
     else
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(r[i]), "=r"(r[i + 1]), "=r"(r[i + 2]), "=r"(r[i + 3])
-                     : "r"(shared_address(row))
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                     : "r"(address)
                      : "memory");
 }
-__device__ __forceinline__ void mma_m16n8(float* c, const uint32_t* a, uint32_t b0, uint32_t b1) {
+__device__ __forceinline__ void mma_m16n8(float* c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-__device__ __forceinline__ void mma_m16n8(int* c, const uint32_t* a, uint32_t b0, uint32_t b1) {
+__device__ __forceinline__ void mma_m16n8(int* c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-__device__ __forceinline__ void cp_async16(void* to, const void* from, bool valid) {  // zeros where not valid
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
-                 "r"(valid ? 16 : 0)
+__device__ __forceinline__ void cp_async16(char* tile, int byte, const void* from, bool valid) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(tile) + byte),
+                 "l"(from), "r"(valid ? 16 : 0)
                  : "memory");
 }
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -211,20 +260,24 @@ template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
+// Hides a value's origin: addresses derived from it are computed in the loop, not kept in registers before it.
+__device__ __forceinline__ void keep_in_loop(int& x) { asm volatile("" : "+r"(x)); }
 __device__ __forceinline__ float exp2(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
+    asm("ex2.approx.ftz.f32 %0, %0;" : "+f"(x));
+    return x;
 }
 __device__ __forceinline__ uint32_t pack(float lo, float hi) {
     uint32_t bits;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(hi), "f"(lo));
     return bits;
 }
-#endif  // else the simulator's header provides these
+#endif
 constexpr int kWave = 32, kAccValues = 8, kRowSlots = 2;
-struct alignas(16) Operand {
-    uint32_t r[8];
+struct alignas(16) OperandA {
+    uint32_t r[2][4];  // two steps of 32 bytes of k, each as mma.sync takes it
+};
+struct alignas(16) OperandB {
+    uint32_t r[2][4];  // the same; r[.][0], r[.][1] are rows 0-7, r[.][2], r[.][3] rows 8-15
 };
 template <class T>
 struct Acc {
@@ -242,44 +295,57 @@ __device__ __forceinline__ float row_reduce(float x, F op) {
     return op(x, __shfl_xor_sync(~0u, x, 2));
 }
 template <class T>
-__device__ __forceinline__ void mma(Acc<T>& c, const Operand& a, const Operand& b) {
+__device__ __forceinline__ void mma(Acc<T>& c, const OperandA& a, const OperandB& b) {
 #pragma unroll
-    for (int i = 0; i < 8; i += 4)
+    for (int h = 0; h < 2; ++h)
 #pragma unroll
-        for (int n = 0; n < 2; ++n) mma_m16n8(c.v + 4 * n, a.r + i, b.r[i + n], b.r[i + n + 2]);
+        for (int n = 0; n < 2; ++n) mma_m16n8(c.v + 4 * n, a.r[h], b.r[h][2 * n], b.r[h][2 * n + 1]);
 }
-__device__ __forceinline__ Operand acc_to_operand(const Acc<float>& a, const Acc<float>& b) {
-    return {{pack(a.v[0], a.v[1]), pack(a.v[2], a.v[3]), pack(a.v[4], a.v[5]), pack(a.v[6], a.v[7]),
-             pack(b.v[0], b.v[1]), pack(b.v[2], b.v[3]), pack(b.v[4], b.v[5]), pack(b.v[6], b.v[7])}};
+__device__ __forceinline__ OperandA acc_to_operand(const Acc<float>& a, const Acc<float>& b) {
+    return {{{pack(a.v[0], a.v[1]), pack(a.v[2], a.v[3]), pack(a.v[4], a.v[5]), pack(a.v[6], a.v[7])},
+             {pack(b.v[0], b.v[1]), pack(b.v[2], b.v[3]), pack(b.v[4], b.v[5]), pack(b.v[6], b.v[7])}}};
 }
-template <class F>
+__device__ __forceinline__ OperandA put_direct(OperandA, uint4 x, uint4 y) {
+    return {{{x.x, y.x, x.y, y.y}, {x.z, y.z, x.w, y.w}}};
+}
+__device__ __forceinline__ OperandB put_direct(OperandB, uint4 x, uint4 y) {
+    return {{{x.x, x.y, y.x, y.y}, {x.z, x.w, y.z, y.w}}};
+}
+template <class Operand, class F>
 __device__ __forceinline__ Operand load_direct(int k64, int lane, F row_ptr) {
     const uint4 x = at<uint4>(row_ptr(lane >> 2), 64 * k64 + 16 * (lane & 3));
     const uint4 y = at<uint4>(row_ptr((lane >> 2) + 8), 64 * k64 + 16 * (lane & 3));
-    return {{x.x, y.x, x.y, y.y, x.z, y.z, x.w, y.w}};
+    return put_direct(Operand{}, x, y);
 }
-template <int kRowBytes>
-__device__ __forceinline__ Operand load_rows(const char* tile, int row0, int k64, int lane) {
-    const int lane_byte = swizzle<kRowBytes>(lane & 15, lane >> 4);
+template <class Operand, int kRowBytes>
+__device__ __forceinline__ Operand load_rows(const char* tile, int row0, int k64, int row, int unit) {
+    const int lane_byte = swizzle<kRowBytes>(row, unit);
     Operand f;
 #pragma unroll
     for (int h = 0; h < 2; ++h)
-        ldmatrix_x4<false>(f.r, 4 * h,
-                           tile + row0 * kRowBytes + (k64 >> 1) * 128 + (lane_byte ^ ((k64 & 1) << 6 | h << 5)));
+        ldmatrix_x4<false>(f.r[h], tile, row0 * kRowBytes + (k64 >> 1) * 128 + (lane_byte ^ ((k64 & 1) << 6 | h << 5)));
     return f;
 }
 template <int kRowBytes>
-__device__ __forceinline__ void load_columns(Operand (&out)[4], const char* tile, int key32, int d64, int lane) {
-    const int lane_byte = swizzle<kRowBytes>((lane & 7) + (lane >> 4) * 8, lane >> 3 & 1);
+__device__ __forceinline__ OperandA load_a(const char* tile, int row0, int k64, int lane) {
+    return load_rows<OperandA, kRowBytes>(tile, row0, k64, lane & 15, lane >> 4);
+}
+template <int kRowBytes>
+__device__ __forceinline__ OperandB load_b(const char* tile, int row0, int k64, int lane) {
+    return load_rows<OperandB, kRowBytes>(tile, row0, k64, (lane & 7) + (lane >> 4) * 8, lane >> 3 & 1);
+}
+template <int kRowBytes>
+__device__ __forceinline__ void load_columns(OperandB (&out)[4], const char* tile, int key32, int d64, int lane) {
+    const int lane_byte = swizzle<kRowBytes>(lane & 15, lane >> 4);
 #pragma unroll
     for (int c = 0; c < 4; ++c)
 #pragma unroll
         for (int h = 0; h < 2; ++h)
-            ldmatrix_x4<true>(out[c].r, 4 * h,
-                              tile + (32 * key32 + 16 * h) * kRowBytes + d64 * 128 + (lane_byte ^ (c << 5)));
+            ldmatrix_x4<true>(out[c].r[h], tile,
+                              (32 * key32 + 16 * h) * kRowBytes + d64 * 128 + (lane_byte ^ (c << 5)));
 }
 template <int kRowBytes>
-__device__ __forceinline__ void transpose_columns(Operand (&out)[4], const char* tile, int key32, int d64, int lane) {
+__device__ __forceinline__ void transpose_columns(OperandB (&out)[4], const char* tile, int key32, int d64, int lane) {
     load_columns<kRowBytes>(out, tile, key32, d64, lane);
 }
 // The lane's 16 of 64 columns of the row in `slot`: eight pairs here.
@@ -300,11 +366,13 @@ struct Stage {  // cp.async: global -> shared memory; one group per begin
     using C = Chunks<kRows, kRowBytes, kThreads>;
     template <class F>
     __device__ __forceinline__ void begin(char* tile, int tid, int valid, F row_ptr) {
+        int hidden = tid;
+        keep_in_loop(hidden);
 #pragma unroll
         for (int i = 0; i < C::kEach; ++i) {
-            const int chunk = tid + i * kThreads, row = chunk / C::kUnits, unit = chunk % C::kUnits;
-            const void* from = row < valid ? &at<char>(row_ptr(row), 16 * unit) : nullptr;
-            if (C::has(chunk)) cp_async16(tile + swizzle<kRowBytes>(row, unit), from, row < valid);
+            const int row = C::row(hidden, i);
+            const void* from = row < valid ? &at<char>(row_ptr(row), 16 * C::unit(tid, i)) : nullptr;
+            if (C::has(tid, i)) cp_async16(tile, C::byte(tid, i), from, row < valid);
         }
         cp_async_commit();
     }
