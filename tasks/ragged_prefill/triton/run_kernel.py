@@ -16,7 +16,6 @@ per score.
 
 import math
 
-import torch
 import triton
 import triton.language as tl
 
