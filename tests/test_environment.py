@@ -200,17 +200,17 @@ def test_missing_tilelang_offline_stops_nothing_and_is_tried_again_only_when_ask
     assert machine.installed("tilelang")[0] == "0.1.15"
 
 
-def test_empty_machine_gets_the_pins_from_a_folder_of_wheels(machine: Machine) -> None:
+def test_empty_machine_gets_the_pins_from_a_folder_of_wheels(machine: Machine, pip_at_hand: dict[str, str]) -> None:
     for name, version in PINS.items():
         put_wheel(machine.wheels, name, version)
         put_wheel(machine.wheels, name, "99.0")  # newer is not what is pinned
     put_wheel(machine.wheels, "numpy", "2.4.6")
-    done = machine.set_up(real_pip=True)
+    done = machine.set_up(real_pip=True, **pip_at_hand)
     assert done.returncode == 0, done.stderr
     for name, version in PINS.items():
         assert machine.installed(name)[0] == version
         assert str(machine.checkout / ".venv") in machine.installed(name)[1]
-    assert machine.set_up(real_pip=True).stderr == ""
+    assert machine.set_up(real_pip=True, **pip_at_hand).stderr == ""
 
 
 def test_empty_machine_without_network_says_what_is_missing_in_one_sentence(
@@ -227,6 +227,16 @@ def test_empty_machine_without_network_says_what_is_missing_in_one_sentence(
         put_wheel(machine.wheels, name, version)
     assert machine.set_up(real_pip=True, **pip_at_hand).returncode == 0
     assert machine.installed("torch")[0] == "2.13.0"
+
+
+def test_machine_without_pip_and_without_ensurepip_is_told_so(machine: Machine) -> None:
+    (machine.fakes / "pip" / "__main__.py").rename(machine.fakes / "gone.py")
+    (machine.fakes / "pip" / "__init__.py").write_text("raise ImportError", encoding="utf-8")
+    (machine.fakes / "ensurepip.py").write_text("raise SystemExit('ensurepip is disabled here')", encoding="utf-8")
+    done = machine.set_up()
+    assert done.returncode == ExitCode.ENVIRONMENT
+    assert "no pip in" in done.stderr
+    assert "ensurepip is disabled here" in done.stderr
 
 
 def test_missing_extra_is_named_with_the_command_that_adds_it(machine: Machine) -> None:
