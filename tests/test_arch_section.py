@@ -1,0 +1,105 @@
+"""The arch section: every pasted copy is the master's, and nothing outside it knows the device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness import arch_section
+
+MASTER = arch_section.MASTER.read_text(encoding="utf-8")
+SUBMISSIONS = arch_section.submissions()
+
+
+def submission(before: str = "", after: str = "") -> str:
+    return before + MASTER + after
+
+
+@pytest.mark.parametrize("path", SUBMISSIONS, ids=lambda path: path.parts[-3])
+def test_copies_are_the_master(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert arch_section.pasted(text, MASTER, path.name) == text, "run python -m harness.arch_section"
+
+
+@pytest.mark.parametrize("path", SUBMISSIONS, ids=lambda path: path.parts[-3])
+def test_bodies_know_no_device(path: Path) -> None:
+    assert arch_section.violations(path.read_text(encoding="utf-8"), path.name) == []
+
+
+def test_ragged_prefill_carries_the_section() -> None:
+    # Guards the two tests above against an empty list.
+    assert "ragged_prefill" in [path.parts[-3] for path in SUBMISSIONS]
+
+
+def test_a_changed_copy_is_seen() -> None:
+    changed = submission().replace("kAccValues = 8", "kAccValues = 4", 1)
+    assert changed != submission()
+    assert arch_section.pasted(changed, MASTER, "x.cu") == submission()
+
+
+@pytest.mark.parametrize(
+    ("code", "what"),
+    [
+        ("#if 1\n", "#if"),
+        ("  #  ifdef __MACA__\n", "#ifdef"),
+        ("#endif\n", "#endif"),
+        ("#define F(x) x\n", "#define"),
+        ('void f() { asm volatile("bar.sync 0;"); }\n', "asm"),
+        ('void f() { __asm__("nop"); }\n', "__asm__"),
+        ("int x = __builtin_mxc_byte_perm(a, b, 0);\n", "__builtin_mxc_byte_perm"),
+        ("int x = a /* off */ + \\\n__builtin_mxc_rcpf(1.0f);\n", "__builtin_mxc_rcpf"),
+        ('auto s = R"(a" // )"; asm(s);\n', "asm"),
+        ('auto c = \'"\'; asm("");\n', "asm"),
+        ("int n = 1'000; asm(n);\n", "asm"),
+    ],
+)
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_device_code_in_the_body_is_found(code: str, what: str, where: str) -> None:
+    text = submission(before="int a;\n" + code) if where == "before" else submission(after="int a;\n" + code)
+    found = arch_section.violations(text, "x.cu")
+    assert len(found) == 1
+    first = 2 if where == "before" else 2 + len(MASTER.splitlines())
+    line = first + next(i for i, row in enumerate(code.splitlines()) if what.lstrip("#") in row)
+    assert found[0] == f"x.cu:{line}: {what} outside the arch section"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "// #if __MACA__ needs no asm\n",
+        "/* #ifdef\n#if\n asm */\n",
+        'const char* s = "#if asm __builtin_mxc_mma";\n',
+        'const char* s = R"x(\n#if asm )" )x";\n',
+        "// a comment that goes on \\\n#if 1\n",
+        "#include <stdint.h>\n#pragma unroll\n",
+        "int assembly = __builtin_popcount(3);\n",
+    ],
+)
+def test_words_in_comments_and_strings_are_left_alone(code: str) -> None:
+    assert arch_section.violations(submission(before=code, after=code), "x.cu") == []
+
+
+@pytest.mark.parametrize("text", ["int a;\n", MASTER + MASTER, arch_section.END + "\n" + arch_section.BEGIN + "\n"])
+def test_bad_markers_are_named(text: str) -> None:
+    with pytest.raises(arch_section.SectionError, match=r"x\.cu: found"):
+        arch_section.split(text, "x.cu")
+
+
+def test_paste_and_check_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "tasks" / "demo" / "cuda" / "run_kernel.cu"
+    target.parent.mkdir(parents=True)
+    (tmp_path / "tasks" / "common").mkdir()
+    master = tmp_path / "tasks" / "common" / "arch.cuh"
+    master.write_text(MASTER, encoding="utf-8")
+    target.write_text(f"int a;\n{arch_section.BEGIN}\n{arch_section.END}\nint b;\n", encoding="utf-8")
+    monkeypatch.setattr(arch_section, "ROOT", tmp_path)
+    monkeypatch.setattr(arch_section, "MASTER", master)
+    monkeypatch.setattr(arch_section, "submissions", lambda: [target])
+    assert arch_section.main(["--check"]) == 1
+    assert "differs from tasks/common/arch.cuh" in capsys.readouterr().out
+    assert arch_section.main([]) == 0
+    assert target.read_text(encoding="utf-8") == f"int a;\n{MASTER}int b;\n"
+    assert arch_section.main(["--check"]) == 0
