@@ -95,7 +95,8 @@ def _compile_message(error: BaseException, path: Path, names: Mapping[str, Any])
         node, source = getattr(seen, "node", None), getattr(seen, "src", None)
         for value in names.values():
             if node is not None and source is not None and getattr(value, "src", None) == source:
-                where = f"{path.name}:{value.starting_line_number + node.lineno - 1}"
+                decorators = len(value.raw_src) - len(source.splitlines())  # cut off before compiling
+                where = f"{path.name}:{value.starting_line_number + decorators + node.lineno - 1}"
     cause = innermost.__cause__
     reason = getattr(innermost, "error_message", None) or str(cause if cause is not None else innermost)
     first = next((part.strip() for part in reason.splitlines() if part.strip()), type(innermost).__name__)
