@@ -6,6 +6,7 @@ that it can change globally is put back after each call, and given back to it be
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import importlib.machinery
@@ -17,7 +18,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -55,19 +56,51 @@ def load_module(path: Path, prefix: str) -> ModuleType:
     return module
 
 
+def swallowed_error(path: Path) -> str:
+    """The exception that a try/except around the whole file swallowed, found by a second run under a trace."""
+    seen: list[str] = []
+
+    def trace(frame: FrameType, event: str, arg: Any) -> Any:
+        if frame.f_code.co_filename != str(path) or frame.f_code.co_name != "<module>":
+            return None
+        if event == "exception":
+            seen.append(f"{arg[0].__name__}: {arg[1]}, line {frame.f_lineno}")
+        return trace
+
+    previous = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with contextlib.suppress(Exception):
+            load_module(path, "package_again")
+    finally:
+        sys.settrace(previous)
+    return seen[0] if seen else ""
+
+
+def missing_modules(path: Path) -> list[str]:
+    """Root modules that a file imports somewhere and that are not installed, in the order of the file."""
+    roots: dict[str, None] = {}
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            roots.update(dict.fromkeys(alias.name.split(".")[0] for alias in node.names))
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            roots[node.module.split(".")[0]] = None
+    return [root for root in roots if root not in sys.modules and importlib.util.find_spec(root) is None]
+
+
 @contextlib.contextmanager
 def stdin_of(text: str) -> Iterator[None]:
     """Within the block, file descriptor 0 is a pipe that holds exactly `text`, and sys.stdin is fresh on top of it.
 
     The text must fit a pipe (64 KiB). Both are put back afterwards, a closed descriptor included.
     """
-    read_end, write_end = os.pipe()
-    os.write(write_end, text.encode("utf-8"))
-    os.close(write_end)
     try:
         saved = os.dup(0)
     except OSError:
         saved = -1
+    read_end, write_end = os.pipe()
+    os.write(write_end, text.encode("utf-8"))
+    os.close(write_end)
     if read_end != 0:
         os.dup2(read_end, 0)
         os.close(read_end)
@@ -80,7 +113,7 @@ def stdin_of(text: str) -> Iterator[None]:
     finally:
         sys.stdin = old
         sys.__stdin__ = old_original  # type: ignore[misc]
-        fresh.close()
+        # Not closed: a package may have kept it (`from sys import stdin`); it holds no descriptor of its own.
         if saved >= 0:
             os.dup2(saved, 0)
             os.close(saved)

@@ -7,20 +7,17 @@ it).
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import copy
 import ctypes
 import dataclasses
 import hashlib
-import importlib.util
 import inspect
 import io
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any, NoReturn
 
 import torch
@@ -124,25 +121,15 @@ class Package:
         """Says so when an import that the package swallowed left it without torch."""
         if vars(self._module).get("torch", torch) is not None:
             return ""
-        missing = self._missing_modules()
+        missing = foreign.missing_modules(self.path)
         reason = f", which needs {missing[0]}" if missing else ""
         return f" (the file set torch = None after a failed import{reason})"
-
-    def _missing_modules(self) -> list[str]:
-        """Root modules that the file imports somewhere and that are not installed."""
-        roots: dict[str, None] = {}
-        for node in ast.walk(ast.parse(self.path.read_bytes())):
-            if isinstance(node, ast.Import):
-                roots.update(dict.fromkeys(alias.name.split(".")[0] for alias in node.names))
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                roots[node.module.split(".")[0]] = None
-        return [root for root in roots if root not in sys.modules and importlib.util.find_spec(root) is None]
 
     def _raise_if_unavailable(self, error: BaseException) -> None:
         if isinstance(error, ModuleNotFoundError) and error.name:
             raise BaselineUnavailable(self.path, error.name) from error
         # An import swallowed by try/except shows up later, as an attribute of None or as an error of the file's own.
-        missing = self._missing_modules()
+        missing = foreign.missing_modules(self.path)
         if missing:
             raise BaselineUnavailable(self.path, missing[0]) from error
         if isinstance(error, ImportError):
@@ -180,13 +167,16 @@ class Package:
         """0 for a package that counts its ids from 0, else 1. The judge feeds ids from 1, so 1 wins where both fit."""
         if self._first_id is not None:
             return self._first_id
-        answers: list[str | None] = [None] * (self.count() + 1)
+        count = self.count()
+        answers: list[str | None] = [None] * (count + 2)
         for fed in range(len(answers)):
             with contextlib.suppress(PackageError):
                 answers[fed] = repr(self._feed(fed))
-        # Counted from the wrong end, one case is lost: to an exception (None) or to a silent fallback (a repetition).
-        from_zero, from_one = set(answers[:-1]) - {None}, set(answers[1:]) - {None}
-        self._first_id = 0 if len(from_zero) > len(from_one) else 1
+        # Counted from the wrong end, a case is lost: to an exception (None) or to a silent fallback (a repetition).
+        from_zero, from_one = set(answers[:count]) - {None}, set(answers[1 : count + 1]) - {None}
+        # None is lost where every bad id means the first case, id 0: then the ids after the last give that one.
+        falls_back_to_0 = answers[1] != answers[0] == answers[count] == answers[count + 1]
+        self._first_id = 0 if len(from_zero) > len(from_one) or falls_back_to_0 else 1
         return self._first_id
 
     def case(self, case_id: int) -> Case:
@@ -218,12 +208,16 @@ class Package:
         self._select(case)
         if torch.device(device).type == "cuda" and torch.cuda.is_available():
             foreign.start_gpu()
+        outside = foreign.RandomState()
         self._random.apply()
         self._random = foreign.RandomState()  # from now on with the generators of the GPU too
-        if shift:
-            foreign.reseed_globals(shift)
-        with foreign.seeds(shift):
-            answer = self._call("genTestCase", copy.deepcopy(case.sizes), **self._device_keyword(device))
+        try:
+            if shift:
+                foreign.reseed_globals(shift)
+            with foreign.seeds(shift):
+                answer = self._call("genTestCase", copy.deepcopy(case.sizes), **self._device_keyword(device))
+        finally:
+            outside.apply()
         if not isinstance(answer, (list, tuple)):
             raise self._error("genTestCase", f"genTestCase returned {_short(answer)}, not a list of arguments")
         args = [self._argument(position, value, device) for position, value in enumerate(answer)]
@@ -411,39 +405,18 @@ def _describe(error: BaseException, path: Path) -> str:
     return (f"{name}: {text}" if text else name) + (f", line {line}" if line else "")
 
 
-def _swallowed(path: Path) -> str:
-    """The exception that a try/except around the whole file swallowed, found by a second run under a trace."""
-    seen: list[str] = []
-
-    def trace(frame: FrameType, event: str, arg: Any) -> Any:
-        if frame.f_code.co_filename != str(path) or frame.f_code.co_name != "<module>":
-            return None
-        if event == "exception":
-            seen.append(f"{arg[0].__name__}: {arg[1]}, line {frame.f_lineno}")
-        return trace
-
-    previous = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        with contextlib.suppress(Exception):
-            foreign.load_module(path, "package_again")
-    finally:
-        sys.settrace(previous)
-    return seen[0] if seen else ""
-
-
 def load_package(path: Path) -> Package:
     """Load a package file under a module name of its own. Raises PackageError when it cannot serve as one."""
     path = path.resolve()
     if not path.is_file():
         raise PackageError(path, "import", "no such file")
-    harness_flags, folder = foreign.TorchFlags(), os.getcwd()
+    harness_flags, outside, folder = foreign.TorchFlags(), foreign.RandomState(), os.getcwd()
     os.chdir(path.parent)
     try:
         with foreign.stdin_of(""), foreign.seeds():
             module = foreign.load_module(path, "package")
             missing = [name for name in REQUIRED if not callable(vars(module).get(name))]
-            swallowed = _swallowed(path) if missing else ""
+            swallowed = foreign.swallowed_error(path) if missing else ""
         package = Package(path, module, foreign.TorchFlags(), foreign.RandomState())
     except KeyboardInterrupt:
         raise
@@ -451,6 +424,7 @@ def load_package(path: Path) -> Package:
         raise PackageError(path, "import", f"importing it raised {_describe(error, path)}") from error
     finally:
         os.chdir(folder)
+        outside.apply()
         harness_flags.apply()
     if missing:
         verb = "is" if len(missing) == 1 else "are"
