@@ -1,0 +1,167 @@
+"""Compile a `.cu` file for the simulator with g++: the rewritten source against our headers, linked with the runtime.
+
+Everything that g++ makes is kept under .cache/cuda, keyed by content, flags and compiler version, written beside its
+final place and renamed, so that processes that build the same file at the same time do no harm.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from harness.catalog import ROOT
+from harness.cpu.maca_source import SourceError, rewrite
+from harness.verdict import ExitCode, KernelFault, KitError, Verdict
+
+CACHE = ROOT / ".cache" / "cuda"
+SIMULATOR = Path(__file__).resolve().parent / "maca"
+MODES = ("wave64", "warp32")
+_RUNTIME_FLAGS = ("-std=c++17", "-O2", "-g1", "-fPIC", "-fno-gnu-unique", "-Wno-psabi")
+# The sanitizers only instrument: their libraries are not linked, the hooks are the runtime's. The passes that are
+# switched off would merge, widen or synthesise accesses, and so show the hook other accesses than the source makes.
+_SUBMISSION_FLAGS = (
+    *("-std=c++17", "-O1", "-g1", "-fPIC", "-w", "-fdiagnostics-color=never", "-fmax-errors=20"),
+    *("-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0", "--param=tsan-distinguish-volatile=1"),
+    *("-fsanitize=alignment", "-fno-omit-frame-pointer", "-fno-threadsafe-statics", "-fno-strict-aliasing"),
+    *("-fno-gnu-unique", "-fno-store-merging", "-fno-tree-vectorize", "-fno-tree-slp-vectorize"),
+    *("-fno-tree-loop-distribute-patterns", "-finline-small-functions", "-fno-builtin-memcpy", "-fno-builtin-memset"),
+    "-fno-builtin-memmove",
+)
+# Scalar replacement splits one 16-byte access into four: harmless for checks, wrong for counts of transactions.
+_COUNTING_FLAGS = ("-fno-tree-sra",)
+_MODE_FLAGS: dict[str, tuple[str, ...]] = {
+    "wave64": ("-D__MACA__=1", "-D__MACACC__=1", "-D__MACA_ARCH__=1000"),
+    "warp32": ("-DSIM_WARP32=1",),
+}
+# Only the interface leaves the library, so that two of them in one process never share a variable.
+_EXPORTS = "{ global: run_kernel; sim_*; cuMemGetAddressRange*; wcuMemGetAddressRange*; local: *; };\n"
+
+
+def digest(*parts: str | bytes) -> str:
+    """A short key of all parts."""
+    state = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        state.update(len(data).to_bytes(8, "little") + data)
+    return state.hexdigest()[:24]
+
+
+@functools.cache
+def compiler_version(compiler: str) -> str:
+    """First lines of `compiler --version`; KitError when there is no such compiler."""
+    if shutil.which(compiler) is None:
+        raise KitError(
+            f"{compiler} is missing: a .cu file cannot be compiled without it; install it and put it on PATH.",
+            ExitCode.ENVIRONMENT,
+        )
+    return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
+
+
+def cached(key: str, make: Callable[[Path], None]) -> Path:
+    """The folder of `key`: made by `make(folder)` the first time. An exception leaves nothing behind."""
+    final = CACHE / key
+    if final.is_dir():
+        return final
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=CACHE, prefix="making-") as made:
+        folder = Path(made) / "out"
+        folder.mkdir()
+        make(folder)
+        try:
+            folder.rename(final)
+        except OSError:
+            if not final.is_dir():  # otherwise another process was faster, with the same content
+                raise
+    return final
+
+
+def run_compiler(command: Sequence[str], source: Path) -> None:
+    """Run one compiler command; KernelFault (COMPILE_ERROR) that starts at the first error line when it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", errors="replace")
+    if done.returncode == 0:
+        return
+    lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+    first = next((i for i, line in enumerate(lines) if "error" in line.lower()), None)
+    if first is None:
+        lines, first = [f"{source.name}: {command[0]} ended with code {done.returncode}", *lines[-20:]], 0
+    text = "\n".join(lines[first : first + 20])
+    raise KernelFault(Verdict.COMPILE_ERROR, text.replace(str(source), source.name))
+
+
+def _texts(folder: Path) -> list[str | bytes]:
+    parts: list[str | bytes] = []
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.suffix in (".h", ".cpp", ".hpp", ""):
+            parts += [str(path.relative_to(folder)), path.read_bytes()]
+    return parts
+
+
+def _runtime(mode: str) -> Path:
+    """The runtime's object file for a mode."""
+    flags = (*_RUNTIME_FLAGS, *_MODE_FLAGS[mode])
+    sources = sorted((SIMULATOR / "src").glob("*.cpp"))
+    key = digest("runtime", mode, *flags, compiler_version("g++"), *_texts(SIMULATOR))
+
+    def make(folder: Path) -> None:
+        objects = []
+        for source in sources:
+            objects.append(str(folder / f"{source.stem}.o"))
+            command = ["g++", *flags, f"-I{SIMULATOR / 'include'}", "-c", str(source), "-o", objects[-1]]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode != 0:
+                raise KitError(f"g++ cannot compile the simulator: {done.stderr[:2000]}", ExitCode.ENVIRONMENT)
+        subprocess.run(["ld", "-r", "-o", str(folder / "runtime.o"), *objects], check=True)
+        for name in objects:
+            os.unlink(name)
+
+    return cached(f"runtime-{mode}-{key}", make) / "runtime.o"
+
+
+def _shared_arrays(library: Path) -> list[tuple[str, int, int]]:
+    """Name, offset and bytes of each `__shared__` variable: the thread-local symbols of the library."""
+    table = subprocess.run(["readelf", "-sWC", str(library)], capture_output=True, text=True, check=True).stdout
+    found = {}
+    for line in table.splitlines():
+        fields = line.split(None, 7)
+        if len(fields) == 8 and fields[3] == "TLS" and fields[6] != "UND" and "sim::(anonymous" not in fields[7]:
+            name = fields[7].rsplit("::", 1)[-1].split("@")[0].split(" [")[0]
+            found[int(fields[1], 16)] = (name, int(fields[1], 16), int(fields[2], 0))
+    return [found[offset] for offset in sorted(found)]
+
+
+def build(source: Path, mode: str, include: Sequence[str] = (), counts: bool = False) -> Path:
+    """Folder with `lib.so` and `shared.json` for a submission in a mode (one of MODES).
+
+    `include`: more folders for headers. `counts`: compile so that one source access is one access of the hook.
+    Raises KernelFault (COMPILE_ERROR), or KitError when a tool is missing.
+    """
+    text = source.read_text(encoding="utf-8", errors="replace")
+    flags = (*_SUBMISSION_FLAGS, *(_COUNTING_FLAGS if counts else ()), *_MODE_FLAGS[mode])
+    runtime = _runtime(mode)
+    key = digest("submission", text, str(source), *flags, *include, str(runtime), compiler_version("g++"))
+    try:
+        rewritten = rewrite(text, str(source))
+    except SourceError as error:
+        raise KernelFault(Verdict.COMPILE_ERROR, f"{source.name}:{error.line}: error: {error}") from None
+
+    def make(folder: Path) -> None:
+        unit, exports, library = folder / "unit.cpp", folder / "exports.map", folder / "lib.so"
+        unit.write_text(rewritten, encoding="utf-8")
+        exports.write_text(_EXPORTS, encoding="utf-8")
+        headers = [f"-I{SIMULATOR / 'include'}", f"-I{source.parent}", *(f"-I{path}" for path in include)]
+        preamble = ["-include", str(SIMULATOR / "include" / "sim" / "preamble.h")]
+        compile_unit = ["g++", *flags, *preamble, *headers, "-c", str(unit), "-o", str(folder / "unit.o")]
+        run_compiler(compile_unit, source)
+        link = ["g++", "-shared", "-Wl,-Bsymbolic", "-Wl,-z,defs", f"-Wl,--version-script={exports}"]
+        run_compiler([*link, str(folder / "unit.o"), str(runtime), "-o", str(library), "-ldl"], source)
+        (folder / "shared.json").write_text(json.dumps(_shared_arrays(library)), encoding="utf-8")
+        (folder / "unit.o").unlink()
+
+    return cached(f"{mode}-{source.stem}-{key}", make)

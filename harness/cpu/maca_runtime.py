@@ -1,0 +1,87 @@
+"""Run a compiled submission on the simulator: tell it which memory the arguments are, and name what went wrong."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from harness.verdict import KernelFault, Verdict
+
+
+class Piece(NamedTuple):
+    """One tensor argument: its memory, and whether nobody has written it yet (an output)."""
+
+    name: str
+    pointer: int
+    bytes: int
+    unwritten: bool
+
+
+class Simulator:
+    """A loaded library (see maca_build.build) with its own simulated device."""
+
+    def __init__(self, folder: Path, source: Path, counts: bool = False) -> None:
+        self._path, self._source = folder / "lib.so", source
+        self.library = ctypes.CDLL(str(self._path))
+        self.library.sim_fault_verdict.restype = ctypes.c_char_p
+        self.library.sim_fault_text.restype = ctypes.c_char_p
+        self.library.sim_counters.restype = ctypes.c_char_p
+        self.runs = 0
+        arrays = json.loads((folder / "shared.json").read_text(encoding="utf-8"))
+        names = (ctypes.c_char_p * len(arrays))(*(name.encode() for name, _, _ in arrays))
+        offsets = (ctypes.c_uint64 * len(arrays))(*(offset for _, offset, _ in arrays))
+        sizes = (ctypes.c_uint64 * len(arrays))(*(size for _, _, size in arrays))
+        self.library.sim_shared_arrays(len(arrays), names, offsets, sizes)
+        self.library.sim_count_accesses(int(counts))
+
+    def begin(self, pieces: Sequence[Piece]) -> None:
+        """Start a run: kernels may touch these pieces, their own allocations and nothing else."""
+        count = len(pieces)
+        pointers = (ctypes.c_void_p * count)(*(piece.pointer for piece in pieces))
+        sizes = (ctypes.c_uint64 * count)(*(piece.bytes for piece in pieces))
+        names = (ctypes.c_char_p * count)(*(piece.name.encode() for piece in pieces))
+        unwritten = (ctypes.c_uint8 * count)(*(int(piece.unwritten) for piece in pieces))
+        # Another seed per run: waves and blocks take other turns, so what depends on their order differs between runs.
+        self.library.sim_begin(count, pointers, sizes, names, unwritten, ctypes.c_uint64(self.runs))
+        self.runs += 1
+
+    def end(self) -> None:
+        """Finish a run; KernelFault when the simulator found something wrong in it."""
+        if not self.library.sim_faulted():
+            return
+        verdict = Verdict(self.library.sim_fault_verdict().decode())
+        text = self.library.sim_fault_text().decode(errors="replace")
+        place = self._place()
+        raise KernelFault(verdict, f"{place}: {text}" if place else f"{self._source.name}: {text}")
+
+    def counters(self) -> dict[str, Any]:
+        """Counters since the last call: sums over all launches, and by kernel under "kernels"."""
+        kernels: dict[str, dict[str, int]] = json.loads(self.library.sim_counters().decode(errors="replace"))
+        totals: dict[str, Any] = {}
+        for fields in kernels.values():
+            for name, value in fields.items():
+                totals[name] = totals.get(name, 0) + value
+        return {**totals, "kernels": kernels} if kernels else {}
+
+    def _place(self) -> str:
+        """ "file:line" of the fault: the innermost frame of the submission's own file, else "". """
+        frames = (ctypes.c_uint64 * 32)()
+        count = self.library.sim_fault_frames(frames, 32)
+        if count == 0:
+            return ""
+        # A return address belongs to the next instruction, one byte less to the call itself.
+        addresses = [hex(frames[i] - 1) for i in range(count)]
+        try:
+            command = ["addr2line", "-i", "-e", str(self._path), *addresses]
+            lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        except (OSError, subprocess.CalledProcessError):
+            return ""
+        for line in lines:
+            file, _, number = line.partition(" ")[0].rpartition(":")
+            if file == str(self._source) and number.isdigit():
+                return f"{self._source.name}:{number}"
+        return ""
