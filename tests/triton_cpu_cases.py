@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +13,8 @@ import triton
 import triton.language as tl
 
 from harness.cpu import triton_interpreter
+from harness.devices import Device
+from harness.languages import python_source
 from harness.verdict import KernelFault, Verdict
 
 
@@ -314,3 +319,61 @@ def test_a_plain_exception_is_no_kernel_fault():
     with pytest.raises(Exception, match="not_defined") as caught:
         kernel[(1,)](torch.zeros(1))
     assert triton_interpreter.kernel_fault(caught.value) is None
+
+
+# ---------------------------------------------------------------------------------------------- ragged prefill
+
+RAGGED = Path(__file__).resolve().parent.parent / "tasks" / "ragged_prefill" / "triton" / "run_kernel.py"
+RAGGED_ARGUMENTS = (
+    "q k v output qo_indptr kv_indptr batch_size seq_len num_qo_heads num_kv_heads head_dim_qk head_dim_vo"
+)
+
+
+def ragged_case(q_lens, kv_lens, heads, dims, causal):
+    """The judge's argument list with random data; the output is full of NaN."""
+    generator = torch.Generator().manual_seed(sum(q_lens) + 7 * sum(kv_lens))
+    indptrs = [torch.tensor([0, *itertools.accumulate(lens)], dtype=torch.int32) for lens in (q_lens, kv_lens)]
+    q = torch.randn(sum(q_lens), heads[0], dims[0], generator=generator).to(torch.bfloat16)
+    k = torch.randn(sum(kv_lens), heads[1], dims[0], generator=generator).to(torch.bfloat16)
+    v = torch.randn(sum(kv_lens), heads[1], dims[1], generator=generator).to(torch.bfloat16)
+    output = torch.full((sum(q_lens), heads[0], dims[1]), torch.nan, dtype=torch.bfloat16)
+    return [q, k, v, output, *indptrs, len(q_lens), max(q_lens + kv_lens), *heads, *dims, causal]
+
+
+def ragged_reference(args, shift=0):
+    """Attention in float64, row by row; `shift` moves the causal diagonal, 0 being the bottom right."""
+    q, k, v, output, qo_indptr, kv_indptr = args[:6]
+    causal, group = args[-1], q.shape[1] // k.shape[1]
+    expected = torch.zeros(output.shape, dtype=torch.float64)
+    for (q0, q1), (k0, k1) in zip(
+        itertools.pairwise(qo_indptr.tolist()), itertools.pairwise(kv_indptr.tolist()), strict=True
+    ):
+        for i in range(q1 - q0):
+            seen = max(0, min(k1 - k0, (k1 - k0) - (q1 - q0) + i + 1 + shift)) if causal else k1 - k0
+            keys = k[k0 : k0 + seen].double().repeat_interleave(group, dim=1)  # (seen, heads, dim)
+            values = v[k0 : k0 + seen].double().repeat_interleave(group, dim=1)
+            scores = torch.einsum("hd,nhd->hn", q[q0 + i].double(), keys) / math.sqrt(q.shape[2])
+            expected[q0 + i] = torch.einsum("hn,nhd->hd", torch.softmax(scores, dim=1), values)
+    return expected
+
+
+@pytest.mark.parametrize(
+    ("q_lens", "kv_lens", "heads", "dims", "causal"),
+    [
+        ((17, 0, 1, 40), (17, 3, 1, 90), (8, 1), (128, 128), 1),  # packed group, several tiles, a query-less sequence
+        ((1,) * 18, tuple(range(18)), (2, 2), (64, 64), 1),  # more sequences than tiles; lengths from 0
+        ((5, 70), (130, 2), (6, 2), (192, 128), 1),  # group of 3; rows without any key; the diagonal crosses two tiles
+        ((9, 24), (65, 64), (5, 1), (256, 256), 0),
+        ((33,), (70,), (2, 1), (96, 48), 1),  # dimensions that are no powers of two
+        ((150,), (40,), (1, 1), (80, 112), 0),
+    ],
+)
+def test_ragged_prefill_matches_float64(q_lens, kv_lens, heads, dims, causal):
+    args = ragged_case(q_lens, kv_lens, heads, dims, causal)
+    arguments = [*RAGGED_ARGUMENTS.split(), "causal"]
+    run_kernel = python_source.load_run_kernel(RAGGED, arguments, Device("cpu", "cpu", "CPU", "c500"))
+    run_kernel(*args)
+    torch.testing.assert_close(args[3].double(), ragged_reference(args), rtol=2**-6, atol=2**-6)
+    if causal:  # the comparison tells a diagonal that is off by one
+        with pytest.raises(AssertionError):
+            torch.testing.assert_close(args[3].double(), ragged_reference(args, -1), rtol=2**-6, atol=2**-6)
