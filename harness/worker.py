@@ -113,9 +113,10 @@ class JudgeSession:
         from harness import languages, tamper
 
         tamper.snapshot()
-        job = self._job
+        job, contract = self._job, self._contract
+        settings = {**job.settings, "outputs": contract.outputs}
         self._submission = languages.load(
-            job.language, Path(job.submission), self._contract.arguments, self._device, job.variant, job.settings
+            job.language, Path(job.submission), contract.arguments, self._device, job.variant, settings
         )
 
     def run(self, case_id: int, phase: Callable[[str], None]) -> CaseResult:

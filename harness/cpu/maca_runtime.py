@@ -68,7 +68,7 @@ class Simulator:
         return {**totals, "kernels": kernels} if kernels else {}
 
     def _place(self) -> str:
-        """ "file:line" of the fault: the innermost frame of the submission's own file, else "". """
+        """ "file:line" of the fault: the innermost frame of the submission's own file, else ""."""
         frames = (ctypes.c_uint64 * 32)()
         count = self.library.sim_fault_frames(frames, 32)
         if count == 0:

@@ -120,7 +120,9 @@ def _launches(tokens: list[_Token]) -> None:
         label = " ".join(name.split()).replace("\\", "").replace('"', "'")
         call = "".join(" " if token.kind == "comment" else token.text for token in kernel)
         # Line breaks inside the kernel's name move behind the call, so that the count of lines stays.
-        breaks = "".join(token.text for token in kernel if not token.solid and "\n" in token.text and token.kind == "space")
+        breaks = "".join(
+            token.text for token in kernel if not token.solid and "\n" in token.text and token.kind == "space"
+        )
         head = _Token("op", f'::sim::configure("{label}", ', tokens[start].line)
         body = f")([&](auto&... sim_a) SIM_UNHOOKED_CALL {{ {' '.join(call.split())}(sim_a...); }})"
         tail = _Token("op", breaks + body, tokens[close].line)
@@ -175,7 +177,7 @@ def _closing(tokens: list[_Token], index: int) -> int:
 
 
 def _spellings(tokens: list[_Token]) -> None:
-    """`__noinline__` cannot be a macro (system headers use the word inside attributes); `static __shared__` is one static."""
+    """`__noinline__` cannot be a macro: system headers use the word inside attributes. `static __shared__` is static once."""
     for index, token in enumerate(tokens):
         before = _previous(tokens, index)
         if token.text == "__noinline__" and (before < 0 or tokens[before].text not in ("(", ",")):
