@@ -57,7 +57,8 @@ __device__ __forceinline__ float row_reduce(float x, F op) {
     return op(x, __shfl_xor_sync(~0ull, x, 16));
 }
 __device__ __forceinline__ uint32_t pack(float lo, float hi) {
-    const auto pair = __builtin_mxc_cvt_pk_f32tobf16({lo, hi});
+    using Pair = __NATIVE_VECTOR__(2, float);
+    const auto pair = __builtin_mxc_cvt_pk_f32tobf16(Pair{lo, hi});
     uint32_t bits;
     __builtin_memcpy(&bits, &pair, 4);
     return bits;

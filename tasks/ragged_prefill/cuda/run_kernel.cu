@@ -72,7 +72,8 @@ __device__ __forceinline__ float row_reduce(float x, F op) {
     return op(x, __shfl_xor_sync(~0ull, x, 16));
 }
 __device__ __forceinline__ uint32_t pack(float lo, float hi) {
-    const auto pair = __builtin_mxc_cvt_pk_f32tobf16({lo, hi});
+    using Pair = __NATIVE_VECTOR__(2, float);
+    const auto pair = __builtin_mxc_cvt_pk_f32tobf16(Pair{lo, hi});
     uint32_t bits;
     __builtin_memcpy(&bits, &pair, 4);
     return bits;
@@ -691,10 +692,10 @@ void launch(Args args, int64_t seq_len) {
                 C::kBlockM);
         return;
     }
-    const auto kernel = ragged_prefill<kDimQk, kDimVo>;
-    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kBytesShared);
+    cudaError_t error = cudaFuncSetAttribute(ragged_prefill<kDimQk, kDimVo>,
+                                             cudaFuncAttributeMaxDynamicSharedMemorySize, C::kBytesShared);
     if (error == cudaSuccess) {
-        kernel<<<static_cast<int>(blocks), C::kThreads, C::kBytesShared>>>(args);
+        ragged_prefill<kDimQk, kDimVo><<<static_cast<int>(blocks), C::kThreads, C::kBytesShared>>>(args);
         error = cudaGetLastError();
     }
     if (error != cudaSuccess) fprintf(stderr, "run_kernel: launch failed: %s\n", cudaGetErrorString(error));
