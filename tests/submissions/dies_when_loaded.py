@@ -1,0 +1,6 @@
+"""Ends the process when it is imported."""
+
+import os
+
+print("loading")
+os._exit(3)
