@@ -23,8 +23,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code. A user's mistake is one sentence on stderr, never a traceback."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     console.make_robust()
-    # Workers' prints are read as UTF-8, whatever this terminal is.
-    os.environ["PYTHONIOENCODING"] = "utf-8"
     # A closed terminal or `timeout` must end the workers as Ctrl-C does.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
@@ -126,6 +124,8 @@ def _check(options: argparse.Namespace, words: list[str]) -> int:
         print(json.dumps(journal.plain({**run, "summary": lines[-1]}), allow_nan=False))
     else:
         print("\n".join(lines))
-        if interrupted:
-            print("Interrupted: the cases above are all that ran.", file=sys.stderr)
+    if interrupted:
+        print("Interrupted: the cases above are all that ran.", file=sys.stderr)
+    elif code is ExitCode.NOTHING_RAN:
+        print("No case ran, which counts as a failure.", file=sys.stderr)
     return code

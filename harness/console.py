@@ -9,7 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from harness.verdict import CaseResult, Verdict
 
-_SHOWN_LINES = 20  # of what a submission printed: this many from the head, as many from the tail
+# Of what a submission printed (--json and the journal have all that was kept): lines from the head and as many from the
+# tail, and of each line as many characters from both ends.
+_SHOWN_LINES = 20
+_SHOWN_CHARACTERS = 100
 
 
 def make_robust() -> None:
@@ -67,20 +70,29 @@ class Table:
             _below(f"note: {note}")
         if result.counts:
             _below("counts: " + ", ".join(f"{name} {value}" for name, value in result.counts.items()))
-        lines = result.output.splitlines()
-        if len(lines) > 2 * _SHOWN_LINES:
-            left_out = f"[{len(lines) - 2 * _SHOWN_LINES} lines left out]"
-            lines = [*lines[:_SHOWN_LINES], left_out, *lines[-_SHOWN_LINES:]]
-        for line in lines:
+        for line in _ends(result.output):
             _below(f"| {line}")
         if not result.ok and not _skipped(result):
             _below(f"again: {self._again(result)}")
 
     def _line(self, task: str, kernel: str, case: str, label: str, judge: str, strict: str, *numbers: str) -> None:
         # The longest verdict has 18 letters (UNINITIALISED_READ).
-        text = f"{task:{self._task}}  {kernel:{self._kernel}}  {case:>4}  {label:18}  {judge:18}  {strict:18}"
+        text = f"{task:{self._task}}  {kernel:{self._kernel}}  {case:>4}  {label:22}  {judge:18}  {strict:18}"
         widths = (6, 9, 9, 7, 5)
         print(text, *(f"{number:>{width}}" for number, width in zip(numbers, widths, strict=True)))
+
+
+def _ends(text: str) -> list[str]:
+    """The lines of `text`, with what is too much in the middle of it, or of a line, replaced by a count."""
+    lines = text.splitlines()
+    if len(lines) > 2 * _SHOWN_LINES:
+        left_out = f"[{len(lines) - 2 * _SHOWN_LINES} lines left out]"
+        lines = [*lines[:_SHOWN_LINES], left_out, *lines[-_SHOWN_LINES:]]
+    ends = _SHOWN_CHARACTERS
+    return [
+        line if len(line) <= 2 * ends else f"{line[:ends]}[{len(line) - 2 * ends} characters left out]{line[-ends:]}"
+        for line in lines
+    ]
 
 
 def _kernel(language: str, variant: str) -> str:
