@@ -3,8 +3,8 @@
     run_kernel(q, k, v, output, qo_indptr, kv_indptr,
                batch_size, seq_len, num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, causal)
 
-Flash attention over ragged sequences. The heads of a GQA group share their keys, so a row tile holds (token, head of the
-group) pairs: row r of a sequence is token r // group, head r % group. Online softmax with exp2, the scale and log2(e)
+Flash attention over ragged sequences. The heads of a GQA group share their keys, so a row tile holds some tokens of
+`pack` heads of one group: row r is token r // pack, head r % pack. Online softmax with exp2, the scale and log2(e)
 folded into one factor; P stays in registers; only tiles on the diagonal and at the end of a sequence are masked.
 
 Work per visible (query, key, head): 2 * (head_dim_qk + head_dim_vo) FLOP. Bound by the matrix units, and on the C500 by
@@ -33,6 +33,10 @@ _kernels = {}  # (heads, dims, causal) -> compiled kernel; lengths, totals and t
 @tilelang.jit
 def prefill(num_qo_heads, num_kv_heads, dim_qk, dim_vo, causal, BLOCK_M, BLOCK_N, threads, num_stages):
     group = num_qo_heads // num_kv_heads
+    # Heads in one row tile: the largest power of two that divides the group and leaves 8 tokens.
+    pack = math.gcd(group, BLOCK_M // 8)
+    tokens = BLOCK_M // pack
+    head_tiles = num_qo_heads // pack
     factor = math.log2(math.e) / math.sqrt(dim_qk)  # exp(s / sqrt(d)) = exp2(s * factor)
     total_q = T.dynamic("total_q")
     total_kv = T.dynamic("total_kv")
@@ -47,24 +51,27 @@ def prefill(num_qo_heads, num_kv_heads, dim_qk, dim_vo, causal, BLOCK_M, BLOCK_N
         QoIndptr: T.Tensor((offsets,), "int32"),
         KvIndptr: T.Tensor((offsets,), "int32"),
     ):
-        # Sequence b owns the row tiles from qo_indptr[b] * group // BLOCK_M + b on: always enough of them, and no tile is
-        # shared. One head of every tile first, so that the blocks that run together differ in their head only.
-        with T.Kernel((total_q * group // BLOCK_M + offsets - 1) * num_kv_heads, threads=threads) as block:
-            Q_shared = T.alloc_shared((BLOCK_M, dim_qk), "bfloat16")
+        # Sequence b owns the token tiles from qo_indptr[b] // tokens + b on: always enough of them, and none is shared.
+        # The heads of one token tile come one after another.
+        with T.Kernel((total_q // tokens + offsets - 1) * head_tiles, threads=threads) as block:
+            Q_tile = T.alloc_shared((tokens, pack, dim_qk), "bfloat16")
+            Q_shared = T.reshape(Q_tile, (BLOCK_M, dim_qk))
             K_shared = T.alloc_shared((BLOCK_N, dim_qk), "bfloat16")
             V_shared = T.alloc_shared((BLOCK_N, dim_vo), "bfloat16")
             S = T.alloc_fragment((BLOCK_M, BLOCK_N), "float32")
             P = T.alloc_fragment((BLOCK_M, BLOCK_N), "bfloat16")
-            O = T.alloc_fragment((BLOCK_M, dim_vo), "float32")
+            acc = T.alloc_fragment((BLOCK_M, dim_vo), "float32")
             row_max = T.alloc_fragment((BLOCK_M,), "float32")
             previous_max = T.alloc_fragment((BLOCK_M,), "float32")
             rescale = T.alloc_fragment((BLOCK_M,), "float32")
             row_sum = T.alloc_fragment((BLOCK_M,), "float32")
             tile_sum = T.alloc_fragment((BLOCK_M,), "float32")
 
-            # The last sequence whose first tile is not behind this one.
-            tile = block // num_kv_heads
-            kv_head = block % num_kv_heads
+            tile = block // head_tiles
+            head_0 = block % head_tiles * pack
+            kv_head = head_0 // group
+
+            # b: the last sequence whose first tile is not behind this one.
             b = T.alloc_var("int32")
             end = T.alloc_var("int32")
             middle = T.alloc_var("int32")
@@ -72,7 +79,7 @@ def prefill(num_qo_heads, num_kv_heads, dim_qk, dim_vo, causal, BLOCK_M, BLOCK_N
             end = offsets - 1
             while b + 1 < end:
                 middle = (b + end) // 2
-                if QoIndptr[middle] * group // BLOCK_M + middle <= tile:
+                if QoIndptr[middle] // tokens + middle <= tile:
                     b = middle
                 else:
                     end = middle
@@ -81,10 +88,8 @@ def prefill(num_qo_heads, num_kv_heads, dim_qk, dim_vo, causal, BLOCK_M, BLOCK_N
             q_len = QoIndptr[b + 1] - q_start
             kv_start = KvIndptr[b]
             kv_len = KvIndptr[b + 1] - kv_start
-            rows = q_len * group
-            tiles = T.ceildiv(rows, BLOCK_M)
-            # Longest first: under a causal mask the last rows see most keys. Tiles past the sequence have negative rows.
-            row_0 = (tiles - 1 - (tile - (q_start * group // BLOCK_M + b))) * BLOCK_M
+            # Longest first: under a causal mask the last tokens see most keys. A tile to spare gets negative tokens.
+            token_0 = (T.ceildiv(q_len, tokens) - 1 - (tile - q_start // tokens - b)) * tokens
 
             # Keys that some row of the tile sees, and keys that every row sees.
             reach = T.alloc_var("int32")
@@ -92,18 +97,14 @@ def prefill(num_qo_heads, num_kv_heads, dim_qk, dim_vo, causal, BLOCK_M, BLOCK_N
             reach = kv_len
             unmasked = kv_len
             if causal:
-                reach = T.min(kv_len, kv_len - q_len + (row_0 + BLOCK_M - 1) // group + 1)
-                unmasked = T.min(kv_len, kv_len - q_len + row_0 // group + 1)
-            if row_0 < 0:
+                reach = T.min(kv_len, kv_len - q_len + token_0 + tokens)
+                unmasked = T.min(kv_len, kv_len - q_len + token_0 + 1)
+            if token_0 < 0:
                 reach = 0
 
-            for i, d in T.Parallel(BLOCK_M, dim_qk):
-                Q_shared[i, d] = T.if_then_else(
-                    row_0 >= 0 and row_0 + i < rows,
-                    Q[q_start + (row_0 + i) // group, kv_head * group + (row_0 + i) % group, d],
-                    T.cast(0, "bfloat16"),
-                )
-            T.fill(O, 0)
+            # Rows past the end of the sequence hold whatever comes next in memory; they are computed, not stored.
+            T.copy(Q[q_start + token_0 : q_start + token_0 + tokens, head_0 : head_0 + pack, :], Q_tile)
+            T.fill(acc, 0)
             T.fill(row_sum, 0)
             # Finite, so that a row without any key yet subtracts it from -inf without making a NaN.
             T.fill(row_max, -3e38)
@@ -115,7 +116,7 @@ def prefill(num_qo_heads, num_kv_heads, dim_qk, dim_vo, causal, BLOCK_M, BLOCK_N
                     for i, j in T.Parallel(BLOCK_M, BLOCK_N):
                         if causal:
                             S[i, j] = T.if_then_else(
-                                n * BLOCK_N + j <= kv_len - q_len + (row_0 + i) // group and n * BLOCK_N + j < kv_len,
+                                n * BLOCK_N + j <= kv_len - q_len + token_0 + i // pack,
                                 S[i, j],
                                 -T.infinity("float32"),
                             )
@@ -131,16 +132,16 @@ def prefill(num_qo_heads, num_kv_heads, dim_qk, dim_vo, causal, BLOCK_M, BLOCK_N
                 for i in T.Parallel(BLOCK_M):
                     row_sum[i] = row_sum[i] * rescale[i] + tile_sum[i]
                 for i, d in T.Parallel(BLOCK_M, dim_vo):
-                    O[i, d] *= rescale[i]
+                    acc[i, d] *= rescale[i]
                 T.copy(S, P)
                 T.copy(V[kv_start + n * BLOCK_N : kv_start + (n + 1) * BLOCK_N, kv_head, :], V_shared)
-                T.gemm(P, V_shared, O, policy=T.GemmWarpPolicy.FullRow)
+                T.gemm(P, V_shared, acc, policy=T.GemmWarpPolicy.FullRow)
 
             for i, d in T.Parallel(BLOCK_M, dim_vo):
-                if row_0 >= 0 and row_0 + i < rows:
+                if token_0 >= 0 and token_0 + i // pack < q_len:
                     # A row that saw no key has an empty sum, and its output is 0.
-                    Output[q_start + (row_0 + i) // group, kv_head * group + (row_0 + i) % group, d] = T.if_then_else(
-                        row_sum[i] > 0, O[i, d] / row_sum[i], 0.0
+                    Output[q_start + token_0 + i // pack, head_0 + i % pack, d] = T.if_then_else(
+                        row_sum[i] > 0, acc[i, d] / row_sum[i], 0.0
                     )
 
     return main
@@ -163,7 +164,9 @@ def run_kernel(
 ):
     if batch_size == 0 or q.shape[0] == 0:
         return
-    if k.shape[0] == 0:  # no key anywhere: one row that nobody reads, since a tensor map cannot describe an empty tensor
+    if (
+        k.shape[0] == 0
+    ):  # no key anywhere: one row that nobody reads, since a tensor map cannot describe an empty tensor
         k = torch.zeros((1, num_kv_heads, head_dim_qk), dtype=q.dtype, device=q.device)
         v = torch.zeros((1, num_kv_heads, head_dim_vo), dtype=q.dtype, device=q.device)
     key = (num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, causal)
