@@ -4,9 +4,9 @@ One tensor's memory, in bytes, its start aligned to 256:
 
     [ red zone >= 4 KiB | tensor, nbytes | red zone >= 4 KiB ]
 
-A red zone is a run of 16-bit words, 0xFFFF in one run and 0x7FFF in the next: NaN as bfloat16, float16, float32,
-float64 and (byte by byte) float8, so whoever reads it gets NaN, and whoever writes it, whatever the value, is seen in
-at least one of two runs. All work is done in chunks, so that a 7.5 GB argument needs no second 7.5 GB.
+A red zone holds 16-bit words, 0xFFFF in one run and 0x7FFF in the next: NaN as bfloat16, float16, float32 and float64;
+beside one-byte elements 0xFFFF and 0x7F7F, NaN as float8. So whoever reads it gets NaN, and whoever writes it, whatever
+the value, is seen in at least one of two runs. All work is done in chunks: a 7.5 GB argument needs no second 7.5 GB.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ CHUNK = 32 << 20  # bytes looked at in one step; a step needs at most about thre
 WIDE_FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 _ZONE_WORDS = (0xFFFF, 0x7FFF)
+_ZONE_WORDS_OF_BYTES = (0xFFFF, 0x7F7F)
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 # Poison by element size, for the first and the second run. For floats of two bytes and more the first is a signalling
 # NaN that no arithmetic produces; the second is finite and absurd (about -1e36 in bfloat16, -6e4 in float16), so that
@@ -261,7 +262,8 @@ class Buffers:
 
     def _word(self, slot: _Slot) -> int:
         # Outputs and inputs hold different words in the same run, or copying one red zone to another would go unseen.
-        return _ZONE_WORDS[(self._round + (slot.role is Role.INPUT)) % 2]
+        words = _ZONE_WORDS_OF_BYTES if slot.dtype.itemsize == 1 else _ZONE_WORDS
+        return words[(self._round + (slot.role is Role.INPUT)) % 2]
 
     def damage(self) -> list[Finding]:
         """OUT_OF_BOUNDS for every red zone that no longer is as `arm` left it, with the nearest damaged element."""
@@ -275,12 +277,14 @@ class Buffers:
     def _zone_damage(self, slot: _Slot, side: str, begin: int, end: int) -> Finding | None:
         word, even = self._word(slot), begin + begin % 2
         bad = slot.raw.view(torch.int16)[even // 2 : end // 2].ne(_signed(word, torch.int16)).nonzero().flatten()
-        touched = [even + 2 * int(bad[at]) for at in (0, -1)] if bad.numel() else []
-        if even > begin and int(slot.raw[begin]) != word >> 8:
-            touched.insert(0, begin)
+        touched = [begin] if even > begin and int(slot.raw[begin]) != word >> 8 else []
+        for at in (0, -1) if bad.numel() else ():
+            low = even + 2 * int(bad[at])
+            expected = word.to_bytes(2, "little")
+            touched += [low + i for i in (0, 1) if int(slot.raw[low + i]) != expected[i]]
         if not touched:
             return None
-        nearest = touched[0] if side == "after" else touched[-1] + 1
+        nearest = min(touched) if side == "after" else max(touched)
         index, count = (nearest - slot.start) // slot.dtype.itemsize, slot.nbytes // slot.dtype.itemsize
         where = f"memory {side} the tensor was written, at element offset {index} of {count} elements"
         return Finding(Verdict.OUT_OF_BOUNDS, f"{slot.name}: {where}")

@@ -65,6 +65,7 @@ _PRECEDENCE = (
     Verdict.WRONG_ANSWER,
     Verdict.NONDETERMINISTIC,
     Verdict.SUSPECT_TIME,
+    Verdict.SKIPPED,
 )
 
 
@@ -100,8 +101,10 @@ def run_case(
         trial.found(fault.verdict, fault.message)
         trial.judge(fault.verdict)
     except PackageError as error:
-        trial.found(Verdict.PACKAGE_ERROR, str(error))
-        trial.judge(Verdict.PACKAGE_ERROR)
+        # Without a contract a baseline that cannot run leaves nothing to compare with, and nobody is to blame.
+        verdict = Verdict.SKIPPED if isinstance(error, BaselineUnavailable) else Verdict.PACKAGE_ERROR
+        trial.found(verdict, str(error))
+        trial.judge(verdict)
     except Exception as error:
         named = trial.classify(error)
         if named is None:
@@ -250,9 +253,9 @@ class _Trial:
             late = guard.differences(seen[index], now)
             if late is not None:
                 self.found(
-                    Verdict.NONDETERMINISTIC,
-                    f"{self.names[index]}: {late.number} elements changed after the current stream had finished"
-                    f"{label}: work was left on another stream or thread",
+                    Verdict.UNWRITTEN_OUTPUT,
+                    f"{late.number} of {now.numel()} elements of {self.names[index]} were written only after the current "
+                    f"stream had finished{label}: work was left on another stream or thread",
                 )
         self.findings += [Finding(verdict, detail + label) for verdict, detail in buffers.damage()]
         mutated = buffers.mutated()
@@ -352,10 +355,10 @@ class _Trial:
             self.found(Verdict.PACKAGE_ERROR, str(error))
             return
         self.judge(Verdict.PASS if good else Verdict.WRONG_ANSWER)
-        if said:
-            self.note(f"check printed: {said}")
         if not good:
             self._refusal = f"the package's check says no{': ' + said.splitlines()[-1] if said else ''}"
+        if said and (good or len(said.splitlines()) > 1):
+            self.note(f"check printed: {said}")
 
     def _strict(self, outputs: dict[int, Tensor], label: str) -> None:
         """The error rule on every output that the contract names."""
