@@ -24,10 +24,11 @@ def tasks() -> list[str]:
     return sorted(path.parent.name for path in TASKS.glob("*/reference.py"))
 
 
-def _unknown(kind: str, value: str, known: list[str] | tuple[str, ...], code: ExitCode) -> KitError:
+def _unknown(variable: str, value: str, known: list[str] | tuple[str, ...], code: ExitCode) -> KitError:
     near = difflib.get_close_matches(value, known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(known)}."
-    return KitError(f"{kind}={value}: no such {kind.lower()}; {hint}", code)
+    noun = "language" if variable == "LANG" else variable.lower()
+    return KitError(f"{variable}={value}: no such {noun}; {hint}", code)
 
 
 def check_task(name: str) -> str:

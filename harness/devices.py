@@ -13,7 +13,7 @@ KINDS = ("maca", "cuda", "cpu")
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """`kind` as in KINDS; `torch_name` is what torch calls it; `tuning` names the row of a submission's TUNING table."""
+    """`kind` as in KINDS; `torch_name`: what torch calls it; `tuning`: the row of a submission's TUNING table."""
 
     kind: str
     torch_name: str
@@ -44,7 +44,9 @@ def pick(requested: str | None = None) -> Device:
     if torch is not None and torch.cuda.is_available():
         found = "maca" if has_maca() else "cuda"
     if requested and requested != found:
-        raise KitError(f"DEVICE={requested}: this machine offers {found}; leave DEVICE out to use it.", ExitCode.NEEDS_DEVICE)
+        raise KitError(
+            f"DEVICE={requested}: this machine offers {found}; leave DEVICE out to use it.", ExitCode.NEEDS_DEVICE
+        )
     if found == "cpu" or torch is None:
         return _cpu()
     name = torch.cuda.get_device_name(0)

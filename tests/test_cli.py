@@ -171,7 +171,7 @@ def test_a_language_whose_package_is_missing(
     [
         (["--task=nope"], ExitCode.UNKNOWN_TASK, "TASK=nope: no such task"),
         (["--task=alhpa"], ExitCode.UNKNOWN_TASK, "did you mean alpha?"),
-        (["--lang=rust"], ExitCode.UNKNOWN_LANGUAGE, "LANG=rust: no such lang"),
+        (["--lang=rust"], ExitCode.UNKNOWN_LANGUAGE, "LANG=rust: no such language"),
         (["--suite=jugde"], ExitCode.USAGE, "did you mean judge?"),
         (["--device=tpu"], ExitCode.USAGE, "DEVICE=tpu: no such device"),
         (["--suite=judge"], ExitCode.NEEDS_DEVICE, "run `make check SUITE=tiny` here"),
