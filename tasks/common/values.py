@@ -10,6 +10,7 @@ All draws come from a CPU generator, so that every device computes on the same b
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -19,7 +20,10 @@ BF16 = torch.bfloat16
 
 
 class Style(NamedTuple):
-    """How q, k and v are drawn: normal with these means and deviations; keys grow by a factor `rise` to the last."""
+    """How q, k and v are drawn: normal with these means and deviations; keys grow by a factor `rise` to the last.
+
+    `ends` is added to the scores of the first and last key, whose weight would vanish next to the largest otherwise.
+    """
 
     q_mean: float = 0.0
     q_std: float = 1.2
@@ -27,17 +31,22 @@ class Style(NamedTuple):
     k_std: float = 1.0
     v_mean: float = 0.0  # its sign alternates between KV heads
     rise: float = 1.0
+    ends: float = 0.0
 
 
 PLAIN = Style()
-RISING = Style(q_std=1.5, k_std=0.7, rise=5.0)
-LOW = Style(q_mean=-4.0, q_std=1.0, k_mean=3.0, k_std=0.3, v_mean=1.0)  # scores near -12 sqrt(dim): exp(s) is 0
-HIGH = Style(q_mean=4.0, q_std=1.0, k_mean=3.0, k_std=0.3)  # scores near 12 sqrt(dim): exp(s) is inf
+RISING = Style(q_std=1.5, k_std=0.7, rise=5.0, ends=8.0)
+LOW = Style(-4.0, 1.0, k_mean=3.0, k_std=0.3, v_mean=1.0, ends=1.0)  # scores near -12 sqrt(dim): exp(s) is 0
+HIGH = Style(4.0, 1.0, k_mean=3.0, k_std=0.3, ends=1.0)  # scores near 12 sqrt(dim): exp(s) is inf
+_PROBE = 3.0  # dimension 0 of every query, where `ends` is not 0: what the end keys add there they add to every score
 
 
 def draw_q(generator: torch.Generator, rows: int, heads: int, dim: int, style: Style) -> Tensor:
     """(rows, heads, dim) queries, bf16, on the CPU."""
-    return (style.q_mean + style.q_std * torch.randn(rows, heads, dim, generator=generator)).to(BF16)
+    q = style.q_mean + style.q_std * torch.randn(rows, heads, dim, generator=generator)
+    if style.ends:
+        q[..., 0] = _PROBE
+    return q.to(BF16)
 
 
 def draw_kv(
@@ -50,6 +59,7 @@ def draw_kv(
     v = style.v_mean * sign + torch.randn(rows, heads, dim_v, generator=generator)
     if rows:
         v[-1] *= 3  # a dropped last key must not drown in the others
+        k[[0, -1], :, 0] += style.ends * math.sqrt(dim_qk) / _PROBE
     return k.to(BF16), v.to(BF16)
 
 

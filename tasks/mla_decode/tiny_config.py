@@ -19,9 +19,9 @@ SPARE_PAGES = 3
 INPUT_CLASS = ["INPUT"] * 4 + ["OUTPUT"] + ["INPUT"] * 11
 
 # The latent part serves as key and value, so its mean stays moderate; 512 dimensions carry the scores far enough.
-_LOW = values.Style(q_mean=-3.5, q_std=1.0, k_mean=1.5, k_std=0.3)
+_LOW = values.Style(q_mean=-3.5, q_std=1.0, k_mean=1.5, k_std=0.3, ends=1.0)
 _HIGH = _LOW._replace(q_mean=3.5)
-_RISING = values.Style(q_std=1.5, k_std=0.5, rise=5.0)
+_RISING = values.Style(q_std=1.5, k_std=0.5, rise=5.0, ends=8.0)
 # 64 rope dimensions under 1 / sqrt(576): deviations that give them as large a share of the score as the latent part.
 _ROPE = values.Style(q_std=3.0, k_std=1.0)
 
