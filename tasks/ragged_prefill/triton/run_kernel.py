@@ -19,7 +19,7 @@ import math
 import triton
 import triton.language as tl
 
-# Rows per device: largest head dimension -> (BLOCK_M, BLOCK_N, num_warps, num_stages).
+# Rows per device: largest head dimension, rounded up to 64 -> (BLOCK_M, BLOCK_N, num_warps, num_stages).
 TUNING = {
     # C500: a warp is 64 lanes, so 4 warps are 256 threads. K and V tiles of at most 32 KiB together leave room for two
     # blocks in the 64 KiB of one multiprocessor, and the second block covers the first one's loads; that is why there
@@ -198,13 +198,13 @@ def run_kernel(
     total_q = q.shape[0]
     if total_q == 0:
         return
-    rows = TUNING[DEVICE]
-    largest = max(head_dim_qk, head_dim_vo)
-    block_m, block_n, num_warps, num_stages = rows[min([dim for dim in rows if dim >= largest])]
-    # The largest power of two in head_dim_qk (at least 16), and what is left of it, padded to one for tl.dot.
+    largest = head_dim_qk if head_dim_qk > head_dim_vo else head_dim_vo
+    block_m, block_n, num_warps, num_stages = TUNING[DEVICE][triton.cdiv(largest, 64) * 64]
+    # The largest power of two in head_dim_qk, and what is left of it, padded to one; tl.dot wants at least 16.
     dim_a = triton.next_power_of_2(head_dim_qk + 1) // 2
-    rest = head_dim_qk - dim_a
-    dim_b = max(16, triton.next_power_of_2(rest)) if rest > 0 else 0
+    dim_b = triton.next_power_of_2(head_dim_qk - dim_a) if head_dim_qk > dim_a else 0
+    if 0 < dim_b < 16:
+        dim_b = 16
     slots = total_q * (num_qo_heads // num_kv_heads) // block_m + batch_size
     ragged_prefill_kernel[(slots * num_kv_heads,)](
         q,
@@ -221,11 +221,11 @@ def run_kernel(
         DIM_VO=head_dim_vo,
         DIM_A=dim_a,
         DIM_B=dim_b,
-        DIM_V=max(16, triton.next_power_of_2(head_dim_vo)),
+        DIM_V=triton.next_power_of_2(head_dim_vo),
         CAUSAL=causal,
         BLOCK_M=block_m,
         BLOCK_N=block_n,
-        BLOCK_B=triton.next_power_of_2(batch_size),
+        BLOCK_B=triton.next_power_of_2(batch_size + 15),  # 16 at least: one compiler is known to fail on 1
         num_warps=num_warps,
         num_stages=num_stages,
     )
