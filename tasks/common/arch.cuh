@@ -16,21 +16,29 @@ __device__ __forceinline__ int swizzle(int row, int unit) {
 template <int kRows, int kRowBytes, int kThreads>
 struct Chunks {  // A tile as 16-byte chunks dealt to threads: thread t takes chunks t, t + kThreads, ...
     static constexpr int kUnits = kRowBytes / 16, kTotal = kRows * kUnits, kEach = (kTotal + kThreads - 1) / kThreads;
-    // Where one step of all threads is whole rows, rows and units are a thread's own plus constants: one address each.
+    // Where a step of all threads is whole rows, a thread keeps its unit and moves by kStep rows.
+    static constexpr bool kWhole = kThreads % kUnits == 0;
+    static constexpr int kStep = kThreads / kUnits;
     __device__ __forceinline__ static int row(unsigned tid, int i) {
-        return kThreads % kUnits == 0 ? tid / kUnits + i * (kThreads / kUnits) : (tid + i * kThreads) / kUnits;
+        return kWhole ? tid / kUnits + i * kStep : (tid + i * kThreads) / kUnits;
     }
     __device__ __forceinline__ static int unit(unsigned tid, int i) {
-        return kThreads % kUnits == 0 ? tid % kUnits : (tid + i * kThreads) % kUnits;
+        return kWhole ? tid % kUnits : (tid + i * kThreads) % kUnits;
     }
     __device__ __forceinline__ static int byte(unsigned tid, int i) {
-        constexpr int kStep = kThreads / kUnits;
-        if (kThreads % kUnits == 0 && kStep % 8 == 0)
-            return swizzle<kRowBytes>(row(tid, 0), unit(tid, 0)) + i * kStep * kRowBytes;
+        if (kWhole && kStep % 8 == 0) return swizzle<kRowBytes>(row(tid, 0), unit(tid, 0)) + i * kStep * kRowBytes;
         return swizzle<kRowBytes>(row(tid, i), unit(tid, i));
     }
     __device__ __forceinline__ static bool has(int tid, int i) {
         return kTotal % kThreads == 0 || tid + i * kThreads < kTotal;
+    }
+};
+
+struct Strided {  // Rows at equal distances, as Stage::begin's row_ptr.
+    const void* base;
+    int row_bytes;
+    __device__ __forceinline__ const void* operator()(int row) const {
+        return &at<char>(base, int64_t(row) * row_bytes);
     }
 };
 
@@ -367,13 +375,25 @@ struct Stage {  // cp.async: global -> shared memory; one group per begin
     using C = Chunks<kRows, kRowBytes, kThreads>;
     template <class F>
     __device__ __forceinline__ void begin(char* tile, int tid, int valid, F row_ptr) {
-        int hidden = tid;
-        keep_in_loop(hidden);
+        int first = C::row(tid, 0);
+        keep_in_loop(first);
 #pragma unroll
         for (int i = 0; i < C::kEach; ++i) {
-            const int row = C::row(hidden, i);
+            const int row = C::kWhole ? first + i * C::kStep : C::row(tid, i);
             const void* from = row < valid ? &at<char>(row_ptr(row), 16 * C::unit(tid, i)) : nullptr;
             if (C::has(tid, i)) cp_async16(tile, C::byte(tid, i), from, row < valid);
+        }
+        cp_async_commit();
+    }
+    __device__ __forceinline__ void begin(char* tile, int tid, int valid, Strided rows) {
+        if constexpr (!C::kWhole) return begin<Strided>(tile, tid, valid, rows);
+        const char* from = &at<char>(rows(C::row(tid, 0)), 16 * C::unit(tid, 0));
+        int left = valid - C::row(tid, 0);
+        keep_in_loop(left);
+#pragma unroll
+        for (int i = 0; i < C::kEach; ++i) {
+            if (C::has(tid, i)) cp_async16(tile, C::byte(tid, i), from, i * C::kStep < left);
+            from += C::kStep * int64_t(rows.row_bytes);
         }
         cp_async_commit();
     }
