@@ -177,7 +177,7 @@ def _closing(tokens: list[_Token], index: int) -> int:
 
 
 def _spellings(tokens: list[_Token]) -> None:
-    """`__noinline__` cannot be a macro: system headers use the word inside attributes. `static __shared__` is static once."""
+    """`__noinline__` cannot be a macro (system headers use it in attributes); `static __shared__` is static once."""
     for index, token in enumerate(tokens):
         before = _previous(tokens, index)
         if token.text == "__noinline__" and (before < 0 or tokens[before].text not in ("(", ",")):
@@ -186,11 +186,29 @@ def _spellings(tokens: list[_Token]) -> None:
             tokens[before].text = ""
 
 
+def _launch_bounds(tokens: list[_Token]) -> None:
+    """A kernel's body starts with a check of its own `__launch_bounds__(...)`."""
+    for index, token in enumerate(tokens):
+        opening = _next(tokens, index)
+        if token.text != "__launch_bounds__" or opening >= len(tokens) or tokens[opening].text != "(":
+            continue
+        closing = _closing(tokens, opening)
+        bounds = "".join(t.text for t in tokens[opening + 1 : closing] if t.solid)
+        at = closing
+        while at < len(tokens) and tokens[at].text not in (";", "{"):
+            at = _next(tokens, at)
+            if at < len(tokens) and tokens[at].text == "(":
+                at = _next(tokens, _closing(tokens, at))
+        if at < len(tokens) and tokens[at].text == "{":
+            tokens[at].text = "{ ::sim::launch_bounds(" + bounds + ");"
+
+
 def rewrite(source: str, path: str) -> str:
     """The C++ text of a `.cu` file; `path` is the name that diagnostics will show. Raises SourceError."""
     tokens = tokenize(source)
     _dynamic_shared(tokens)
     _spellings(tokens)
+    _launch_bounds(tokens)
     _launches(tokens)
     escaped = path.replace("\\", "\\\\").replace('"', '\\"')
     return f'#line 1 "{escaped}"\n' + "".join(token.text for token in tokens)

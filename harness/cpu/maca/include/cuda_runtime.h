@@ -154,6 +154,13 @@ cudaError_t cudaFuncSetAttribute(T* kernel, cudaFuncAttribute attribute, int val
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
     return sim::set_dynamic_shared_limit(reinterpret_cast<const void*>(kernel), value);
 }
+template <class... Params>
+cudaError_t cudaLaunchKernel(void (*kernel)(Params...), dim3 grid, dim3 block, void** args, size_t shared_bytes = 0,
+                             cudaStream_t stream = nullptr) {
+    const sim::Configured configured = sim::configure("cudaLaunchKernel", grid, block, shared_bytes, stream);
+    sim::launch_with(configured, kernel, args, std::index_sequence_for<Params...>{});
+    return cudaPeekAtLastError();
+}
 template <class T>
 cudaError_t cudaFuncSetCacheConfig(T*, cudaFuncCache) {
     return cudaSuccess;

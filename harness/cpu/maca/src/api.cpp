@@ -43,6 +43,15 @@ void arrange_threads(int count) {
     }
     prepare_stacks(count);
 }
+
+/// The turns of the blocks: ascending in the first run, drawn from the seed in later ones. Empty means ascending.
+std::vector<uint32_t> block_order(uint64_t blocks) {
+    std::vector<uint32_t> order;
+    if (g.seed == 0 || blocks > (1u << 20)) return order;
+    for (uint32_t i = 0; i < blocks; ++i) order.push_back(i);
+    for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[next_random() % i]);
+    return order;
+}
 }  // namespace
 
 // xorshift64*: small, and the same everywhere.
@@ -63,6 +72,8 @@ unsigned lane_id() { return g.current->lane; }
 
 void launch(const Grid& grid, void (*entry)(const void*), const void* closure) {
     if (g.fault.set) return;  // the device is lost until the run ends
+    if (g.current != nullptr)
+        fail("RUNTIME_ERROR", std::string("launches ") + grid.name + " from inside a kernel", nullptr, 0);
     g.grid = grid;
     const dim3 b = grid.block, n = grid.grid;
     const uint64_t threads = uint64_t(b.x) * b.y * b.z, blocks = uint64_t(n.x) * n.y * n.z;
@@ -97,8 +108,11 @@ void launch(const Grid& grid, void (*entry)(const void*), const void* closure) {
     g.closure = closure;
     arrange_threads(int(threads));
     prepare_memory();
+    locate_shared();
+    const std::vector<uint32_t> order = block_order(blocks);
     guard_signals(true);
-    for (uint64_t i = 0; i < blocks && !g.fault.set; ++i) {
+    for (uint64_t turn = 0; turn < blocks && !g.fault.set; ++turn) {
+        const uint64_t i = order.empty() ? turn : order[size_t(turn)];
         g.block = {unsigned(i % n.x), unsigned(i / n.x % n.y), unsigned(i / n.x / n.y)};
         g.block_serial = uint32_t(i + 1);
         ++g.counters->blocks;
@@ -109,6 +123,15 @@ void launch(const Grid& grid, void (*entry)(const void*), const void* closure) {
     guard_signals(false);
     g.current = nullptr;
     if (g.fault.set) note(cudaErrorLaunchFailure);
+}
+
+void check_launch_bounds(unsigned threads, const char* file, int line) {
+    const dim3 b = g.grid.block;
+    if (b.x * b.y * b.z <= threads) return;
+    fail("RESOURCE_LIMIT",
+         "launched with " + std::to_string(b.x * b.y * b.z) +
+             " threads per block, but __launch_bounds__ promises at most " + std::to_string(threads),
+         file, line);
 }
 
 void cp_async(void* shared, const void* global, int bytes, int valid) {
@@ -411,10 +434,19 @@ void sim_begin(int count, void** pointers, const uint64_t* bytes, const char** n
     if (sim::g.counters == nullptr) sim::counters_json();
     sim::remove_arguments();
     for (int i = 0; i < count; ++i) {
-        if (bytes[i] == 0) continue;
+        // One tensor given twice is one piece.
+        const sim::Range* same = sim::find_range(reinterpret_cast<uintptr_t>(pointers[i]));
+        if (bytes[i] == 0 || (same != nullptr && same->bytes >= bytes[i])) continue;
         sim::add_range(reinterpret_cast<uintptr_t>(pointers[i]), size_t(bytes[i]), names[i], sim::Kind::kArgument,
                        unwritten[i] != 0);
     }
+}
+/// What `assert` calls.
+void sim_assert_fail(const char* condition, const char* file, unsigned line, const char*) {
+    if (sim::g.current != nullptr)
+        sim::fail("RUNTIME_ERROR", std::string("assertion failed: ") + condition, file, int(line));
+    std::fprintf(stderr, "%s:%u: assertion failed: %s\n", file, line, condition);
+    std::abort();
 }
 void sim_count_accesses(int on) { sim::g.counting = on != 0; }
 int sim_faulted() { return sim::g.fault.set; }

@@ -15,11 +15,7 @@ void for_each(uint64_t group, Visit visit) {
 /// The result of lane `to` is the value of lane `from`, which must take part.
 void take_from(Exchange* const* lanes, uint64_t group, int to, int from) {
     if (from < 0 || from >= kWaveLanes || (group >> from & 1) == 0) {
-        for (Wave& wave : g.waves) {
-            for_each(wave.exist, [&](int lane) {
-                if (wave.thread[lane]->lane == to && wave.id == g.current->wave->id) g.current = wave.thread[lane];
-            });
-        }
+        g.current = g.current->wave->thread[to];
         fail("RUNTIME_ERROR",
              std::string(lanes[to]->name) + ": lane " + std::to_string(to) + " reads lane " + std::to_string(from) +
                  ", which does not take part",

@@ -7,7 +7,8 @@
 
 #include "runtime.h"
 
-#if !defined(__x86_64__)
+#if !defined(__x86_64__) || defined(SIM_UCONTEXT)
+#define SIM_USE_UCONTEXT
 #include <ucontext.h>
 #endif
 
@@ -38,7 +39,7 @@ void prepare_stacks(int count) {
     }
 }
 
-#if defined(__x86_64__)
+#if !defined(SIM_USE_UCONTEXT)
 // Push the callee-saved registers, exchange stack pointers, pop the other side's registers and return there.
 extern "C" void sim_switch_stack(void** save, void* load);
 __asm__(

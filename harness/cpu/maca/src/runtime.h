@@ -108,7 +108,9 @@ struct SharedArray {
     size_t offset, bytes;
     bool used;
 };
-/// Find the shared memory of this library and size the shadow for it.
+/// Find the shared memory of this library: it belongs to the calling thread of the host.
+void locate_shared();
+/// Size the shadow for it.
 void prepare_shared();
 void begin_block_shared();
 void end_block_shared();

@@ -53,6 +53,7 @@ void complete(Wave& wave, uint64_t group) {
     g.idle_rounds = 0;
     advance_wave_epoch(wave);
     if (g.counting) flush_accesses(wave);
+    g.current = wave.thread[__builtin_ctzll(group)];
     lanes[__builtin_ctzll(group)]->combine(lanes, group);
 }
 

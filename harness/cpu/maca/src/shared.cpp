@@ -129,9 +129,13 @@ void use_array(size_t offset, size_t bytes, uintptr_t address, bool write, void*
 }
 }  // namespace
 
-void prepare_shared() {
+void locate_shared() {
     anchor = 1;
     dl_iterate_phdr(find_tls, nullptr);
+}
+
+void prepare_shared() {
+    locate_shared();
     dynamic_start = (static_bytes + 15) / 16 * 16;
     const size_t bytes = dynamic_start + kSharedLimit;
     writers.assign(bytes / 2, 0);

@@ -67,6 +67,10 @@ void touch_write(void* address, size_t bytes);
 void touch_atomic(void* address, size_t bytes);
 void spin_hint();
 
+/// At the start of every kernel that has __launch_bounds__; the blocks per processor after it are a hint.
+void check_launch_bounds(unsigned threads, const char* file, int line);
+inline void launch_bounds(unsigned threads, int = 0, int = 0, SIM_SITE) { check_launch_bounds(threads, file, line); }
+
 [[noreturn]] void trap(const char* what, const char* file, int line);
 
 void cp_async(void* shared, const void* global, int bytes, int valid_bytes);

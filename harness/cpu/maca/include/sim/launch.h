@@ -46,4 +46,10 @@ struct Configured {
 inline Configured configure(const char* name, dim3 grid, dim3 block, size_t shared_bytes = 0, cudaStream_t = nullptr) {
     return {{name, grid, block, shared_bytes}};
 }
+
+template <class... Params, size_t... Index>
+void launch_with(const Configured& configured, void (*kernel)(Params...), void** args, std::index_sequence<Index...>) {
+    configured([kernel](auto&... values) SIM_UNHOOKED_CALL { kernel(values...); })(
+        *static_cast<std::remove_reference_t<Params>*>(args[Index])...);
+}
 }  // namespace sim

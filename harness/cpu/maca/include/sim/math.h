@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <ctime>
 #include <type_traits>
 
 #include "sim/core.h"
@@ -132,4 +133,3 @@ size_t __cvta_generic_to_global(const T* address) {
 
 /// A clock that only moves forward: the simulator has no cycles.
 long long clock64();
-inline long clock() { return long(clock64()); }

@@ -27,6 +27,10 @@ extern inline __attribute__((gnu_inline, always_inline, artificial)) void* memse
 }
 }
 
+// A failed assertion in a kernel is a fault of that thread, not the end of the process.
+extern "C" [[noreturn]] void __assert_fail(const char* condition, const char* file, unsigned int line,
+                                           const char* function) noexcept __asm__("sim_assert_fail");
+
 #include "cuda_runtime.h"
 
 #define __builtin_memcpy(to, from, bytes) memcpy(to, from, bytes)
