@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
-from harness import arch_section
+from harness import arch_section, devices, languages
 
 MASTER = arch_section.MASTER.read_text(encoding="utf-8")
 SUBMISSIONS = arch_section.submissions()
@@ -103,3 +104,54 @@ def test_paste_and_check_on_disk(
     assert arch_section.main([]) == 0
     assert target.read_text(encoding="utf-8") == f"int a;\n{MASTER}int b;\n"
     assert arch_section.main(["--check"]) == 0
+
+
+PRODUCTS = Path(__file__).parent / "cuda" / "arch_products.cu"
+NAMES = ("a", "b", "p", "v", "integer", "rows", "direct", "row_max", "columns", "transposed", "placed")
+
+
+def run_products(master: str, mode: str, folder: Path) -> list[str]:
+    """Run arch_products.cu with this section; the names of the outputs that differ from plain matrix products."""
+    source = folder / "arch_products.cu"
+    source.write_text(arch_section.pasted(PRODUCTS.read_text(encoding="utf-8"), master, source.name), encoding="utf-8")
+    submission = languages.load("cuda", source, NAMES, devices.pick("cpu"), mode, {"outputs": NAMES[4:]})
+    generator = torch.Generator().manual_seed(7)
+    # Small integers: exact in bf16 as values, and any order of summation gives the same float32.
+    wide = torch.randint(-8, 9, (2, 32, 64), generator=generator).to(torch.bfloat16)
+    a, b = (x.view(torch.int8) for x in wide)
+    p = torch.randint(-8, 9, (16, 32), generator=generator).float()
+    v = torch.randint(-8, 9, (29, 128), generator=generator).to(torch.bfloat16)
+    pv = p[:, :29] @ v.float()
+    products = wide[0].float() @ wide[1].float().T
+    want = {
+        "integer": (a.to(torch.int64) @ b.to(torch.int64).T).to(torch.int32),
+        "rows": products,
+        "direct": products[:16, :16].contiguous(),
+        "row_max": p.amax(1),
+        "columns": 2 * pv,
+        "transposed": pv.to(torch.bfloat16),
+        "placed": pv,
+    }
+    got = {name: torch.full_like(x, 77) for name, x in want.items()}
+    submission.run([a, b, p, v, *got.values()])
+    return [name for name in want if not torch.equal(want[name], got[name])]
+
+
+@pytest.mark.parametrize("mode", ["wave64", "warp32"])
+def test_products_of_the_section(mode: str, tmp_path: Path) -> None:
+    assert run_products(MASTER, mode, tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "right", "wrong", "seen"),
+    [
+        # The operands of the builtin the other way round: the result is the transpose.
+        ("wave64", "Half{b.r[0], b.r[1]}, Half{a.r[0], a.r[1]}", "Half{a.r[0], a.r[1]}, Half{b.r[0], b.r[1]}", "rows"),
+        ("wave64", "kLow = 0x05040100", "kLow = 0x01000504", "transposed"),
+        ("warp32", "b.r[h][2 * n], b.r[h][2 * n + 1]", "b.r[h][n], b.r[h][n + 2]", "integer"),
+        ("warp32", "{x.z, x.w, y.z, y.w}", "{x.z, y.z, x.w, y.w}", "direct"),
+    ],
+)
+def test_a_wrong_layout_is_seen(mode: str, right: str, wrong: str, seen: str, tmp_path: Path) -> None:
+    assert MASTER.count(right) == 1
+    assert seen in run_products(MASTER.replace(right, wrong), mode, tmp_path)
