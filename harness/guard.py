@@ -28,14 +28,14 @@ WIDE_FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _ZONE_WORDS = (0xFFFF, 0x7FFF)
 _ZONE_WORDS_OF_BYTES = (0xFFFF, 0x7F7F)
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
-# Poison by element size, for the first and the second run. For floats of two bytes and more the first is a signalling
-# NaN that no arithmetic produces; the second is finite and absurd (about -1e36 in bfloat16, -6e4 in float16), so that
-# it survives a CPU path that carries bfloat16 as float32, where a NaN's payload would not.
+# Poison by element size (float16 has its own), for the first and the second run. For floats of two bytes and more both
+# are signalling NaNs, which no arithmetic returns: even adding to one gives another NaN.
 _POISON = {
     1: (0xA5, 0x5A),
-    2: (0x7FA5, 0xFB5A),
-    4: (0x7FA5A5A5, 0xFB5AFB5A),
-    8: (0x7FF4A5A5A5A5A5A5, 0xFB5AFB5AFB5AFB5A),
+    2: (0x7FA5, 0xFF9B),
+    4: (0x7FA5A5A5, 0xFF9B9B9B),
+    8: (0x7FF4A5A5A5A5A5A5, 0xFFF39B9B9B9B9B9B),
+    torch.float16: (0x7DA5, 0xFD9B),
 }
 
 
@@ -78,14 +78,15 @@ def _signed(value: int, dtype: torch.dtype) -> int:
     return value if dtype is torch.uint8 or value < 1 << (width - 1) else value - (1 << width)
 
 
-def _poison(tensor_bits: Tensor, round_: int) -> int:
-    return _signed(_POISON[tensor_bits.element_size()][round_ % 2], tensor_bits.dtype)
+def _poison(dtype: torch.dtype, round_: int) -> int:
+    """The poison of a run as a value of `bits`."""
+    words = _BITS[dtype.itemsize]
+    return _signed(_POISON[dtype if dtype in _POISON else words.itemsize][round_ % 2], words)
 
 
 def poison_(tensor: Tensor, round_: int) -> None:
     """Fill a contiguous tensor with the poison of run `round_` (even and odd runs differ)."""
-    words = bits(tensor)
-    words.fill_(_poison(words, round_))
+    bits(tensor).fill_(_poison(tensor.dtype, round_))
 
 
 def _chunks(*tensors: Tensor) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
@@ -123,7 +124,7 @@ def unwritten(first: Tensor, second: Tensor | None) -> Difference | None:
             return None
         second = first
     words = (bits(first), bits(second))
-    marks = (_poison(words[0], 0), _poison(words[1], 1))
+    marks = (_poison(first.dtype, 0), _poison(first.dtype, 1))
 
     def masks() -> Iterator[tuple[int, Tensor]]:
         for begin, (a, b) in _chunks(*words):

@@ -196,6 +196,8 @@ class _Trial:
             self.phase("baseline")
         self.names, roles, notes = find_roles(self.package, self.case, args, self.contract)
         self.result.notes += notes
+        if self.contract is not None and not self.result.label:
+            self.result.label = self.contract.label(args)
         self.phase("inputs")
         try:
             self.buffers = Buffers(args, self.names, roles, self.exact)
