@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.source import load_module
 from harness.verdict import ExitCode, KitError
 
 if TYPE_CHECKING:
@@ -33,12 +34,6 @@ class Contract:
     reference: Callable[..., dict[str, Tensor]]
     honest: Callable[..., dict[str, Tensor]]
     workload: Callable[..., dict[str, Any]]
-
-    def mismatch(self, args: Sequence[Any]) -> str:
-        """Why an argument list cannot be this task's, in words; "" when it can."""
-        if len(args) == len(self.arguments):
-            return ""
-        return f"run_kernel takes {len(self.arguments)} arguments ({', '.join(self.arguments)}), not {len(args)}"
 
     def label(self, args: Sequence[Any]) -> str:
         """A short name for a case from its first integers, such as "b4 s1024 q32".
@@ -71,8 +66,6 @@ def wants_exact_allocations(path: Path) -> bool:
 
 def load_contract(path: Path) -> Contract:
     """Load a task's reference.py. KitError names what it lacks."""
-    from harness.foreign import load_module
-
     try:
         names = vars(load_module(path, "reference"))
     except Exception as error:

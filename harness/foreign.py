@@ -12,48 +12,17 @@ import functools
 import importlib.machinery
 import importlib.util
 import io
-import itertools
 import os
 import random
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import CodeType, FrameType, ModuleType
+from types import FrameType
 from typing import Any
 
 import torch
 
-from harness.faults import is_device_fault as is_device_fault
-from harness.faults import is_out_of_memory as is_out_of_memory
-
-_SERIAL = itertools.count()
-
-
-class _FreshLoader(importlib.machinery.SourceFileLoader):
-    """Compiles from source each time: a .pyc beside a user's file could be stale and would litter the folder."""
-
-    def get_code(self, fullname: str) -> CodeType:
-        return self.source_to_code(self.get_data(self.path), self.path)
-
-
-def load_module(path: Path, prefix: str) -> ModuleType:
-    """Execute a Python file from disk as a module with a unique name that starts with `prefix`.
-
-    Whatever the file raises passes through; the module is then forgotten. It stays in sys.modules otherwise, because
-    inspect, pickle and Triton look it up there.
-    """
-    name = f"{prefix}_{next(_SERIAL)}"
-    loader = _FreshLoader(name, str(path))
-    spec = importlib.util.spec_from_loader(name, loader, origin=str(path))
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+from harness.source import load_module
 
 
 def swallowed_error(path: Path) -> str:

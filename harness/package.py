@@ -25,6 +25,7 @@ import torch
 from harness import foreign
 from harness.faults import BaselineUnavailable, PackageError, is_device_fault, is_out_of_memory
 from harness.languages.python_source import line_of
+from harness.source import load_module
 
 __all__ = ["BaselineUnavailable", "Case", "Package", "PackageError", "fingerprint", "load_package"]
 
@@ -414,7 +415,7 @@ def load_package(path: Path) -> Package:
     os.chdir(path.parent)
     try:
         with foreign.stdin_of(""), foreign.seeds():
-            module = foreign.load_module(path, "package")
+            module = load_module(path, "package")
             missing = [name for name in REQUIRED if not callable(vars(module).get(name))]
             swallowed = foreign.swallowed_error(path) if missing else ""
         package = Package(path, module, foreign.TorchFlags(), foreign.RandomState())

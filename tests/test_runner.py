@@ -130,14 +130,20 @@ def test_a_case_that_never_ends() -> None:
     assert time.monotonic() - started < 20
 
 
+def test_the_deadline_is_for_all_phases_together() -> None:
+    verdict, detail = second("many_phases", deadline_s=1.2)
+    assert verdict is Verdict.TIMEOUT
+    assert detail.endswith("after 1.2 s")
+
+
 def test_a_case_that_ignores_term_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "GRACE_S", 0.2)
     assert second("ignores_term", deadline_s=1.0) == (Verdict.TIMEOUT, "stopped in phase run after 1 s")
 
 
 def test_compiling_has_an_allowance_of_its_own() -> None:
-    verdict, detail = second("compiles_slowly", deadline_s=1.0, settings={"startup_s": 4.0})
-    assert (verdict, detail) == (Verdict.TIMEOUT, "stopped in phase compile after 4 s")
+    verdict, detail = second("compiles_slowly", deadline_s=1.0, settings={"startup_s": 3.0})
+    assert (verdict, detail) == (Verdict.TIMEOUT, "stopped in phase compile after 3 s")
 
 
 @pytest.mark.parametrize(
@@ -217,8 +223,9 @@ def test_cases_that_are_not_there_are_skipped_with_the_reason() -> None:
 # -- nothing is left behind ----------------------------------------------------------------------------------------
 
 
-def test_a_daemon_that_left_the_session_is_killed(pid_file: Path) -> None:
-    run("leaves_a_daemon")
+@pytest.mark.parametrize("name", ["leaves_a_daemon", "leaves_a_child"])
+def test_what_a_submission_left_running_is_killed(pid_file: Path, name: str) -> None:
+    run(name)
     assert eventually(lambda: not alive(int(pid_file.read_text(encoding="utf-8"))))
 
 

@@ -7,30 +7,16 @@ needs a real file behind the code. Every load gets a module name of its own, so 
 from __future__ import annotations
 
 import dataclasses
-import importlib.machinery
-import importlib.util
 import inspect
-import itertools
-import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
+from harness import source
 from harness.devices import Device
 from harness.verdict import ExitCode, KernelFault, KitError, Verdict
-
-_numbers = itertools.count(1)
-
-
-class _FreshLoader(importlib.machinery.SourceFileLoader):
-    """Compiles the file every time: a cached .pyc goes by size and whole seconds, so a quick edit could be missed."""
-
-    def get_code(self, fullname: str) -> CodeType:
-        path = self.get_filename(fullname)
-        code: CodeType = self.source_to_code(self.get_data(path), path)
-        return code
 
 
 def load_module(path: Path, device: Device) -> ModuleType:
@@ -41,18 +27,11 @@ def load_module(path: Path, device: Device) -> ModuleType:
     """
     if not path.is_file():
         raise KitError(f"{path}: no such file; give the submission with FILE=.", ExitCode.MISSING_FILE)
-    name = f"submission_{path.stem}_{next(_numbers)}"
-    loader = _FreshLoader(name, str(path.resolve()))
-    spec = importlib.util.spec_from_loader(name, loader)
-    assert spec is not None  # a loader was given
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # inspect looks a function's module up here
     try:
-        loader.exec_module(module)
+        module = source.load_module(path, "submission")
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # SystemExit and pytest-like BaseExceptions are the file's fault too
-        del sys.modules[name]
         raise KernelFault(Verdict.COMPILE_ERROR, describe(error, path)) from error
     tuning = getattr(module, "TUNING", None)
     if isinstance(tuning, dict) and device.tuning in tuning:
