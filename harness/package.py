@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import ctypes
 import dataclasses
-import hashlib
 import inspect
 import io
 import os
@@ -27,12 +25,11 @@ from harness.faults import BaselineUnavailable, PackageError, is_device_fault, i
 from harness.languages.python_source import line_of
 from harness.source import load_module
 
-__all__ = ["BaselineUnavailable", "Case", "Package", "PackageError", "fingerprint", "load_package"]
+__all__ = ["BaselineUnavailable", "Case", "Package", "PackageError", "load_package"]
 
 REQUIRED = ("getNumOfTestcases", "getTestCaseSize", "genTestCase", "baseline", "check")
 _CLASSES = ("INPUT", "OUTPUT", "INOUT")
 _VRAM_NAMES = ("DESIGNED_VRAM_SIZE", "getDesignedVramSize", "get_designed_vram_size")
-_SAMPLE_BYTES = 1 << 20
 _PRINTED_CHARACTERS = 2000
 
 
@@ -45,24 +42,6 @@ class Case:
     warmup: int
     iters: int
     label: str
-
-
-def fingerprint(args: Sequence[Any]) -> str:
-    """A digest of an argument list: types, shapes, and of each tensor the first and last MiB of its bytes.
-
-    Enough to tell whether a shifted seed gave other data, without keeping both lists alive. Leave outputs out of it:
-    their memory may be uninitialised, and then differs each time.
-    """
-    digest = hashlib.blake2b(digest_size=16)
-    for arg in args:
-        if not isinstance(arg, torch.Tensor):
-            digest.update(repr(arg).encode("utf-8"))
-            continue
-        digest.update(f"{arg.dtype}{tuple(arg.shape)}".encode())
-        flat = arg.detach().contiguous().reshape(-1).view(torch.uint8)
-        for part in (flat[:_SAMPLE_BYTES].cpu(), flat[-_SAMPLE_BYTES:].cpu()):
-            digest.update(ctypes.string_at(part.data_ptr(), part.numel()))
-    return digest.hexdigest()
 
 
 class Package:
@@ -203,8 +182,8 @@ class Package:
 
         Starts from the random state that the file left behind when it was loaded, so that the same case gives the same
         data again in a package that seeds once or never. With `shift` every seed inside is moved (see foreign.seeds):
-        other data of the same shapes. A package that draws from no seeded generator gives the same data again; compare
-        `fingerprint`.
+        other data of the same shapes. Where no seeding call reaches the package's generator the data are the same again:
+        compare them.
         """
         self._select(case)
         if torch.device(device).type == "cuda" and torch.cuda.is_available():

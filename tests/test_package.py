@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from harness import foreign
-from harness.package import BaselineUnavailable, Case, Package, PackageError, fingerprint, load_package
+from harness.package import BaselineUnavailable, Case, Package, PackageError, load_package
 
 PACKAGES = Path(__file__).parent / "packages"
 
@@ -27,6 +27,16 @@ def written(tmp_path: Path, source: str) -> Path:
     names = "SHAPES, baseline, check, genTestCase, getNumOfTestcases, getTestCaseSize"
     path.write_text(f"from packages.plain import {names}\n{source}\n", encoding="utf-8")
     return path
+
+
+def bits(args: list[Any]) -> list[Any]:
+    """An argument list in a form that compares by bits: NaN, -0.0 and fp8 included."""
+    return [
+        (arg.dtype, tuple(arg.shape), arg.reshape(-1).view(torch.uint8).tolist())
+        if isinstance(arg, torch.Tensor)
+        else (type(arg), arg)
+        for arg in args
+    ]
 
 
 def fault(name_or_path: str | Path) -> str:
@@ -139,13 +149,8 @@ def test_odd_dtypes() -> None:
     assert run(package) == (True, "")
     case = package.case(1)
     args = package.generate(case, "cpu")
-    again = package.generate(case, "cpu")
-    assert fingerprint(args) == fingerprint(again)
-    for position in (0, 2, 3, 4):  # one changed element of each dtype shows; argument 1 is empty
-        changed = [arg.clone() for arg in again]
-        flat = changed[position].reshape(-1).view(torch.uint8)
-        flat[-1] ^= 1
-        assert fingerprint(args) != fingerprint(changed)
+    assert [arg.dtype for arg in args] == list(package._module.DTYPES)
+    assert bits(args) == bits(package.generate(case, "cpu"))
 
 
 def test_several_outputs_and_input_class() -> None:
@@ -197,8 +202,8 @@ def test_a_shift_gives_other_data_of_the_same_shapes(name: str) -> None:
     args, again, other, third = (package.generate(case, "cpu", shift) for shift in (0, 0, 7919, 7920))
     tensors = [i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)]
     assert [args[i].shape for i in tensors] == [other[i].shape for i in tensors]
-    assert fingerprint(args) == fingerprint(again)
-    assert len({fingerprint(args), fingerprint(other), fingerprint(third)}) == 3
+    assert bits(args) == bits(again)
+    assert len({repr(bits(each)) for each in (args, other, third)}) == 3
 
 
 def test_every_source_of_random_numbers_is_shifted() -> None:
@@ -225,10 +230,10 @@ def test_one_shift_does_not_become_two(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.initial_seed() == 13
 
 
-def test_a_shift_that_reaches_nothing_shows_in_the_fingerprint() -> None:
+def test_a_shift_that_reaches_nothing_changes_nothing() -> None:
     package = load("seed_unreachable")
     case = package.case(1)
-    assert fingerprint(package.generate(case, "cpu")) == fingerprint(package.generate(case, "cpu", 7919))
+    assert bits(package.generate(case, "cpu")) == bits(package.generate(case, "cpu", 7919))
 
 
 def test_the_global_generators_are_put_back() -> None:
