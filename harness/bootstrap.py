@@ -234,14 +234,16 @@ class Kit:
         self._empty()
         # "System" means the Python below a virtual environment, not that environment: its folders are named instead.
         nested = sys.prefix != sys.base_prefix
-        options = ["--without-pip"] + (["--system-site-packages"] if outer_torch and not nested else [])
-        done = _run([sys.executable, "-m", "venv", *options, str(self.venv)])
-        if done.returncode:
+        try:
+            import venv  # some systems package it apart from Python
+
+            venv.create(self.venv, system_site_packages=outer_torch and not nested, symlinks=True)
+        except (ImportError, OSError) as error:
             raise KitError(
-                f"PYTHON={sys.executable} cannot make a virtual environment ({_last_line(done)}); add its venv module "
+                f"PYTHON={sys.executable} cannot make a virtual environment ({error}); add its venv module "
                 f"(Debian: python3-venv) or choose another: {_CHOOSE}.",
                 ExitCode.ENVIRONMENT,
-            )
+            ) from error
         if outer_torch and nested:
             sites = [entry for entry in sys.path if os.path.basename(entry) in ("site-packages", "dist-packages")]
             inner = next(self.venv.glob("lib/python*/site-packages"))

@@ -229,6 +229,15 @@ def test_empty_machine_without_network_says_what_is_missing_in_one_sentence(
     assert machine.installed("torch")[0] == "2.13.0"
 
 
+def test_machine_without_the_venv_module_is_told_so(machine: Machine) -> None:
+    (machine.fakes / "venv.py").write_text("raise ImportError('venv is packaged apart')", encoding="utf-8")
+    done = machine.set_up()
+    assert done.returncode == ExitCode.ENVIRONMENT
+    assert "cannot make a virtual environment (venv is packaged apart)" in done.stderr
+    (machine.fakes / "venv.py").unlink()
+    assert machine.set_up().returncode == 0
+
+
 def test_machine_without_pip_and_without_ensurepip_is_told_so(machine: Machine) -> None:
     (machine.fakes / "pip" / "__main__.py").rename(machine.fakes / "gone.py")
     (machine.fakes / "pip" / "__init__.py").write_text("raise ImportError", encoding="utf-8")
