@@ -36,8 +36,8 @@ class Style(NamedTuple):
 
 PLAIN = Style()
 RISING = Style(q_std=1.5, k_std=0.7, rise=5.0, ends=8.0)
-LOW = Style(-4.0, 1.0, k_mean=3.0, k_std=0.3, v_mean=1.0, ends=1.0)  # scores near -12 sqrt(dim): exp(s) is 0
-HIGH = Style(4.0, 1.0, k_mean=3.0, k_std=0.3, ends=1.0)  # scores near 12 sqrt(dim): exp(s) is inf
+LOW = Style(-5.0, 1.0, k_mean=3.0, k_std=0.25, v_mean=1.0, ends=1.0)  # scores near -15 sqrt(dim): exp(s) is 0
+HIGH = Style(5.0, 1.0, k_mean=3.0, k_std=0.25, ends=1.0)  # scores near 15 sqrt(dim): exp(s) is inf
 _PROBE = 3.0  # dimension 0 of every query, where `ends` is not 0: what the end keys add there they add to every score
 
 

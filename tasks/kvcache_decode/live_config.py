@@ -31,9 +31,9 @@ class Case(NamedTuple):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Tokens of each sequence, 1 to capacity, one of them full."""
+        """Tokens of each sequence, 1 to capacity, one of them full and (of several) one a single token."""
         draw = random.Random(self.batch * self.capacity + self.kv_heads)
-        lengths = [self.capacity, *(draw.randint(1, self.capacity) for _ in range(self.batch - 1))]
+        lengths = [self.capacity, 1, *(draw.randint(1, self.capacity) for _ in range(self.batch - 2))][: self.batch]
         draw.shuffle(lengths)
         return tuple(lengths)
 
