@@ -182,7 +182,7 @@ class Package:
 
         Starts from the random state that the file left behind when it was loaded, so that the same case gives the same
         data again in a package that seeds once or never. With `shift` every seed inside is moved (see foreign.seeds):
-        other data of the same shapes. Where no seeding call reaches the package's generator the data are the same again:
+        other data of the same shapes. Where no seeding call reaches the package's generator, the data are the same:
         compare them.
         """
         self._select(case)
