@@ -116,13 +116,13 @@ def _shared_peak(block: Any) -> int:
             count = 1
             for extent in buffer.shape:
                 count *= int(extent)
-            size[buffer] = count * max(1, _bits(str(buffer.dtype)) // 8)
+            size[buffer.data] = count * max(1, _bits(str(buffer.dtype)) // 8)
     body = block.body
     while _kind(body) in ("AttrStmt", "SBlockRealize", "SBlock"):
         body = body.block if _kind(body) == "SBlockRealize" else body.body
     live: list[set[Any]] = []
     for statement in body.seq if _kind(body) == "SeqStmt" else [body]:
-        live.append({node.buffer for node in _walk(statement) if _kind(node) in ("BufferLoad", "BufferStore")})
+        live.append({node.buffer.data for node in _walk(statement) if _kind(node) in ("BufferLoad", "BufferStore")})
     peak = 0
     for step in range(len(live)):
         now = [b for b in size if any(b in s for s in live[: step + 1]) and any(b in s for s in live[step:])]
@@ -456,7 +456,7 @@ class _Emitter:
         s_at = ", ".join(f"{a} + {b}" for a, b in zip(s_start, loop, strict=True))
         t_at = ", ".join(a if d is None else f"{a} + {loop[d]}" for a, d in zip(t_start, partner, strict=True))
         source_type, target_type = self.ctype(source.dtype), self.ctype(target.dtype)
-        s_name, t_name = self.buffers[source], self.buffers[target]
+        s_name, t_name = self._buffer(source), self._buffer(target)
         value = f"{s_name}.get({s_at})"
         if self.guarded and str(source.scope()) == "global":
             value = f"({s_name}.has({s_at}) ? {value} : {source_type}(0))"
@@ -466,7 +466,7 @@ class _Emitter:
 
     def _tile_fill(self, call: Any) -> None:
         target, start, extent = self._region(call.args[0])
-        ctype, name = self.ctype(target.dtype), self.buffers[target]
+        ctype, name = self.ctype(target.dtype), self._buffer(target)
         self.open("")
         start = self._hoist(start)
         self.line(f"const {ctype} value = {ctype}({self.expr(call.args[1])});")
@@ -484,7 +484,7 @@ class _Emitter:
                 raise Unsupported(
                     f"T.gemm operand {buffer.name} lives in {buffer.scope()}; copy it into shared memory first"
                 )
-            name = self.buffers[buffer]
+            name = self._buffer(buffer)
             extents = ", ".join(self.expr(e) for e in extent)
             operands.append(f"{name}.corner({{{extents}}}, {', '.join(start)}), {name}.row()")
         a, b = call.args[0].args[0].buffer, call.args[1].args[0].buffer
@@ -497,7 +497,7 @@ class _Emitter:
         source, s_start, s_extent = self._region(call.args[0])
         target, t_start, t_extent = self._region(call.args[1])
         kind, axis, clear = str(call.args[2].value), int(call.args[3]), self.expr(call.args[4])
-        ctype, s_name, t_name = self.ctype(target.dtype), self.buffers[source], self.buffers[target]
+        ctype, s_name, t_name = self.ctype(target.dtype), self._buffer(source), self._buffer(target)
         wide = f"wide<{ctype}>"
         combine = {
             "sum": ("0", "total + x"),
@@ -544,10 +544,21 @@ class _Emitter:
 
     # ---- expressions ------------------------------------------------------------------------------------------------
 
+    def _buffer(self, buffer: Any) -> str:
+        """The C++ name of a buffer; T.reshape and T.view give buffers that share the memory of another one."""
+        if buffer not in self.buffers:
+            base = next((known for known in self.buffers if known.data.same_as(buffer.data)), None)
+            if base is None:
+                raise Unsupported(f"{buffer.name} is used but not allocated in this kernel")
+            ctype, sizes = self.ctype(buffer.dtype), ", ".join(self.expr(extent) for extent in buffer.shape)
+            self.buffers[buffer] = (
+                f"Buffer<{ctype}, {len(buffer.shape)}>{{reinterpret_cast<{ctype}*>({self.buffers[base]}.data), "
+                f'"{buffer.name}", {"true" if str(buffer.scope()) == "global" else "false"}, {{{sizes}}}}}'
+            )
+        return self.buffers[buffer]
+
     def _access(self, node: Any, how: str) -> str:
-        if node.buffer not in self.buffers:
-            raise Unsupported(f"{node.buffer.name} is used but not allocated in this kernel")
-        return f"{self.buffers[node.buffer]}.{how}({', '.join(self.expr(i) for i in node.indices)})"
+        return f"{self._buffer(node.buffer)}.{how}({', '.join(self.expr(i) for i in node.indices)})"
 
     def expr(self, node: Any) -> str:
         kind = _kind(node)
