@@ -484,6 +484,7 @@ struct Args {
     __nv_bfloat16* output;
     const int32_t *qo_indptr, *kv_indptr;
     int num_kv_heads, group;  // group: query heads per KV head
+    uint32_t reciprocal;      // of group, for PackedRows
     int pairs, tiles,
         section;  // pairs (sequence, KV head); row tiles of the longest; pairs that share the L2 at a time
     int causal;
@@ -493,12 +494,18 @@ struct Args {
 // ---- Kernel
 // ----------------------------------------------------------------------------------------------------------
 
-// Packed row: the `row`-th of the q_len * group query rows of one (sequence, KV head), head by head within a token.
+// The query rows of one (sequence, KV head), packed: head by head within a token. `row` counts from the tile's first.
 struct PackedRows {
-    int q_begin, kv_head, num_kv_heads, group;
-    __device__ __forceinline__ int token(int row) const { return row / group; }
+    int q_begin, first_token, first_head, num_qo_heads, head_begin, group;
+    uint32_t reciprocal;
+    // (first_head + row) / group, exact as long as (group + BLOCK_M) * group < 2^31.
+    __device__ __forceinline__ int step(int row) const {
+        return static_cast<int>(static_cast<uint64_t>(first_head + row) * reciprocal >> 31);
+    }
+    __device__ __forceinline__ int token(int row) const { return first_token + step(row); }
     __device__ __forceinline__ int64_t offset(int row) const {  // in rows of q and output
-        return (static_cast<int64_t>(q_begin + token(row)) * num_kv_heads + kv_head) * group + row % group;
+        const int head = head_begin + first_head + row - step(row) * group;
+        return static_cast<int64_t>(q_begin + token(row)) * num_qo_heads + head;
     }
 };
 
@@ -521,17 +528,19 @@ __global__ void __launch_bounds__(Config<kDimQk, kDimVo>::kThreads) ragged_prefi
     const int sequence = pair / args.num_kv_heads, kv_head = pair % args.num_kv_heads;
     const int q_begin = args.qo_indptr[sequence], q_len = args.qo_indptr[sequence + 1] - q_begin;
     const int kv_begin = args.kv_indptr[sequence], kv_len = args.kv_indptr[sequence + 1] - kv_begin;
-    const int num_rows = q_len * args.group;
-    if (row0 >= num_rows) return;
-    const PackedRows packed{q_begin, kv_head, args.num_kv_heads, args.group};
-    // Keys that a packed row sees: 0 .. visible(row) - 1.
+    const int tile_rows = q_len * args.group - row0;  // that are left for this tile and those after it
+    if (tile_rows <= 0) return;
+    const PackedRows packed{
+        q_begin,    row0 / args.group, row0 % args.group, args.num_kv_heads * args.group, kv_head * args.group,
+        args.group, args.reciprocal};
+    // Keys that a row of the tile sees: 0 .. visible(row) - 1.
     const auto visible = [&](int row) {
-        return args.causal ? max(0, kv_len - q_len + 1 + packed.token(min(row, num_rows - 1))) : kv_len;
+        return args.causal ? max(0, min(kv_len, kv_len - q_len + 1 + packed.token(row))) : kv_len;
     };
-    const int visible_to_all = visible(row0), visible_to_any = visible(row0 + kBlockM - 1);
+    const int visible_to_all = visible(0), visible_to_any = visible(kBlockM - 1);
 
     // Loads: rows past the end come as zeros.
-    const auto q_row = [&](int row) { return args.q + packed.offset(row0 + row) * kDimQk; };
+    const auto q_row = [&](int row) { return args.q + packed.offset(row) * kDimQk; };
     arch::Stage<kBlockN, kDimQk * 2, kThreads> k_stage;
     arch::ColumnStage<kBlockN, kDimVo * 2, kThreads> v_stage;
     const auto kv_row = [&](int key) { return static_cast<int64_t>(kv_begin + key) * args.num_kv_heads + kv_head; };
@@ -548,7 +557,7 @@ __global__ void __launch_bounds__(Config<kDimQk, kDimVo>::kThreads) ragged_prefi
     const int wave_row = wave * 16 * kFrags;
     {
         arch::Stage<kBlockM, kDimQk * 2, kThreads> q_stage;
-        q_stage.begin(q_tile, tid, num_rows - row0, q_row);
+        q_stage.begin(q_tile, tid, tile_rows, q_row);
         if constexpr (!C::kQInRegisters) begin_k(0);
         q_stage.wait(q_tile, tid);
         if constexpr (C::kQInRegisters) {
@@ -597,7 +606,7 @@ __global__ void __launch_bounds__(Config<kDimQk, kDimVo>::kThreads) ragged_prefi
             for (int f = 0; f < kFrags; ++f)
 #pragma unroll
                 for (int slot = 0; slot < arch::kRowSlots; ++slot) {
-                    const int end = visible(row0 + wave_row + 16 * f + Acc<float>::row(lane, 2 * slot)) - key0;
+                    const int end = visible(wave_row + 16 * f + Acc<float>::row(lane, 2 * slot)) - key0;
 #pragma unroll
                     for (int n = 0; n < kBlockN / 16; ++n)
 #pragma unroll
@@ -684,8 +693,8 @@ __global__ void __launch_bounds__(Config<kDimQk, kDimVo>::kThreads) ragged_prefi
 #pragma unroll
         for (int slot = 0; slot < arch::kRowSlots; ++slot) {
             const float sum = arch::row_reduce(row_sum[f][slot], [](float a, float b) { return a + b; });
-            const int row = row0 + wave_row + 16 * f + Acc<float>::row(lane, 2 * slot);
-            if (row >= num_rows) continue;
+            const int row = wave_row + 16 * f + Acc<float>::row(lane, 2 * slot);
+            if (row >= tile_rows) continue;
             __nv_bfloat16* const out = args.output + packed.offset(row) * kDimVo;
 #pragma unroll
             for (int d = 0; d < kDimVo / 64; ++d)
@@ -733,6 +742,7 @@ extern "C" void run_kernel(const __nv_bfloat16* q, const __nv_bfloat16* k, const
     args.num_kv_heads = static_cast<int>(num_kv_heads);
     args.group = static_cast<int>(num_qo_heads / num_kv_heads);
     args.pairs = static_cast<int>(batch_size * num_kv_heads);
+    args.reciprocal = (1u << 31) / args.group + 1;
     args.causal = causal != 0;
     if (head_dim_qk == 128 && head_dim_vo == 128) return launch<128, 128>(args, seq_len);
     if (head_dim_qk == 192 && head_dim_vo == 128) return launch<192, 128>(args, seq_len);
