@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import shutil
 import subprocess
 import tempfile
@@ -121,20 +120,8 @@ def _runtime(mode: str) -> Path:
     return cached(f"runtime-{mode}-{key}", make) / "runtime.o"
 
 
-def _shared_arrays(library: Path) -> list[tuple[str, int, int]]:
-    """Name, offset and bytes of each `__shared__` variable: the thread-local symbols of the library."""
-    table = subprocess.run(["readelf", "-sWC", str(library)], capture_output=True, text=True, check=True).stdout
-    found = {}
-    for line in table.splitlines():
-        fields = line.split(None, 7)
-        if len(fields) == 8 and fields[3] == "TLS" and fields[6] != "UND" and "sim::(anonymous" not in fields[7]:
-            name = fields[7].rsplit("::", 1)[-1].split("@")[0].split(" [")[0]
-            found[int(fields[1], 16)] = (name, int(fields[1], 16), int(fields[2], 0))
-    return [found[offset] for offset in sorted(found)]
-
-
 def build(source: Path, mode: str, include: Sequence[str] = (), counts: bool = False) -> Path:
-    """Folder with `lib.so` and `shared.json` for a submission in a mode (one of MODES).
+    """The library of a submission in a mode (one of MODES).
 
     `include`: more folders for headers. `counts`: compile so that one source access is one access of the hook.
     Raises KernelFault (COMPILE_ERROR), or KitError when a tool is missing.
@@ -158,7 +145,6 @@ def build(source: Path, mode: str, include: Sequence[str] = (), counts: bool = F
         run_compiler(compile_unit, source)
         link = ["g++", "-shared", "-Wl,-Bsymbolic", "-Wl,-z,defs", f"-Wl,--version-script={exports}"]
         run_compiler([*link, str(folder / "unit.o"), str(runtime), "-o", str(library), "-ldl"], source)
-        (folder / "shared.json").write_text(json.dumps(_shared_arrays(library)), encoding="utf-8")
         (folder / "unit.o").unlink()
 
-    return cached(f"{mode}-{source.stem}-{key}", make)
+    return cached(f"{mode}-{source.stem}-{key}", make) / "lib.so"

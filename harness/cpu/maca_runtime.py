@@ -24,18 +24,14 @@ class Piece(NamedTuple):
 class Simulator:
     """A loaded library (see maca_build.build) with its own simulated device."""
 
-    def __init__(self, folder: Path, source: Path, counts: bool = False) -> None:
-        self._path, self._source = folder / "lib.so", source
+    def __init__(self, library: Path, source: Path, counts: bool = False) -> None:
+        self._path, self._source = library, source
         self.library = ctypes.CDLL(str(self._path))
         self.library.sim_fault_verdict.restype = ctypes.c_char_p
         self.library.sim_fault_text.restype = ctypes.c_char_p
+        self.library.sim_fault_file.restype = ctypes.c_char_p
         self.library.sim_counters.restype = ctypes.c_char_p
         self.runs = 0
-        arrays = json.loads((folder / "shared.json").read_text(encoding="utf-8"))
-        names = (ctypes.c_char_p * len(arrays))(*(name.encode() for name, _, _ in arrays))
-        offsets = (ctypes.c_uint64 * len(arrays))(*(offset for _, offset, _ in arrays))
-        sizes = (ctypes.c_uint64 * len(arrays))(*(size for _, _, size in arrays))
-        self.library.sim_shared_arrays(len(arrays), names, offsets, sizes)
         self.library.sim_count_accesses(int(counts))
 
     def begin(self, pieces: Sequence[Piece]) -> None:
@@ -69,6 +65,8 @@ class Simulator:
 
     def _place(self) -> str:
         """ "file:line" of the fault: the innermost frame of the submission's own file, else ""."""
+        if file := self.library.sim_fault_file().decode(errors="replace"):
+            return f"{Path(file).name}:{self.library.sim_fault_line()}"
         frames = (ctypes.c_uint64 * 32)()
         count = self.library.sim_fault_frames(frames, 32)
         if count == 0:

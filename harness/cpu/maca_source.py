@@ -4,6 +4,7 @@ same as the submission, so that every diagnostic carries its own line numbers.
     kernel<<<grid, block, bytes, stream>>>(a, b)   becomes   ::sim::configure("kernel", grid, block, bytes, stream)
                                                              ([&](auto&... a) { kernel(a...); })(a, b)
     extern __shared__ float tile[];                becomes   float * const tile = ::sim::DynamicShared();
+    __shared__ float tile[64];                     is followed by a declaration to the simulator
 """
 
 from __future__ import annotations
@@ -176,6 +177,35 @@ def _closing(tokens: list[_Token], index: int) -> int:
     return index
 
 
+def _static_shared(tokens: list[_Token]) -> None:
+    """Follow each `__shared__ T a[N], b;` by a statement that tells the simulator of `a` and of `b`."""
+    number = 0
+    for index, token in enumerate(tokens):
+        if token.text != "__shared__":
+            continue
+        names: list[str] = []
+        depth, angles, named = 0, 0, False
+        at = _next(tokens, index)
+        while at < len(tokens):
+            text, before = tokens[at].text, tokens[_previous(tokens, at)]
+            if depth == 0 and angles == 0 and text in ("[", ",", ";", "=") and before.kind == "name" and not named:
+                names.append(before.text)
+                named = True
+            if depth == 0 and angles == 0 and text == ",":
+                named = False
+            if depth == 0 and text == ";":
+                break
+            depth += (text in ("(", "[", "{")) - (text in (")", "]", "}"))
+            if depth == 0 and text in ("<", ">", ">>>"):
+                angles += {"<": 1, ">": -1, ">>>": -3}[text]
+            at = _next(tokens, at)
+        if at == len(tokens):
+            continue
+        for name in names:
+            number += 1
+            tokens[at].text += f' const ::sim::Shared sim_shared_{number}("{name}", &{name}, sizeof({name}));'
+
+
 def _spellings(tokens: list[_Token]) -> None:
     """`__noinline__` cannot be a macro (system headers use it in attributes); `static __shared__` is static once."""
     for index, token in enumerate(tokens):
@@ -207,6 +237,7 @@ def rewrite(source: str, path: str) -> str:
     """The C++ text of a `.cu` file; `path` is the name that diagnostics will show. Raises SourceError."""
     tokens = tokenize(source)
     _dynamic_shared(tokens)
+    _static_shared(tokens)
     _spellings(tokens)
     _launch_bounds(tokens)
     _launches(tokens)

@@ -107,6 +107,7 @@ void launch(const Grid& grid, void (*entry)(const void*), const void* closure) {
     g.entry = entry;
     g.closure = closure;
     arrange_threads(int(threads));
+    g.pending = Fault{};
     prepare_memory();
     locate_shared();
     const std::vector<uint32_t> order = block_order(blocks);
@@ -121,6 +122,7 @@ void launch(const Grid& grid, void (*entry)(const void*), const void* closure) {
         end_block_shared();
     }
     guard_signals(false);
+    settle_last_store();
     g.current = nullptr;
     if (g.fault.set) note(cudaErrorLaunchFailure);
 }
@@ -452,6 +454,9 @@ void sim_count_accesses(int on) { sim::g.counting = on != 0; }
 int sim_faulted() { return sim::g.fault.set; }
 const char* sim_fault_verdict() { return sim::g.fault.verdict.c_str(); }
 const char* sim_fault_text() { return sim::g.fault.text.c_str(); }
+/// The file and line that the faulty call named; an empty file when only the frames tell.
+const char* sim_fault_file() { return sim::g.fault.file.c_str(); }
+int sim_fault_line() { return sim::g.fault.line; }
 /// Return addresses relative to the library, innermost first; returns how many there are.
 int sim_fault_frames(uint64_t* out, int room) {
     const int count = int(sim::g.fault.frames.size());

@@ -1,6 +1,7 @@
 // What went wrong, where: kernel, block, thread, and the source line, either as given by the call or as return
 // addresses that the Python side looks up in the debug information.
 #include <signal.h>
+#include <ucontext.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -23,14 +24,41 @@ std::string where(const Thread& thread) {
     return std::string(g.grid.name) + ", block " + triple(g.block) + ", thread " + triple(thread.index);
 }
 
-void set_fault(const char* verdict, const std::string& text, const char* file, int line) {
+namespace {
+Fault make_fault(const char* verdict, const std::string& text, const char* file, int line) {
+    const std::string subject = g.current != nullptr ? where(*g.current) : std::string(g.grid.name);
+    return {true, verdict, subject + ": " + text, file != nullptr ? file : "", line, {}};
+}
+
+/// Add the return address `frame` and those of its callers, as long as the chain of frame pointers stays on the stack.
+void add_frames(Fault& fault, void* frame, void* frame_pointer) {
+    const uintptr_t base = reinterpret_cast<uintptr_t>(&__ehdr_start);
+    fault.frames.push_back(reinterpret_cast<uintptr_t>(frame) - base);
+    auto* link = static_cast<uintptr_t*>(frame_pointer);
+    for (int depth = 0; depth < 16; ++depth) {
+        const uintptr_t at = reinterpret_cast<uintptr_t>(link);
+        if (at - g.current->stack_low >= kStackBytes - 16 || at % 8 != 0 || link[1] == 0) break;
+        if (depth > 0) fault.frames.push_back(link[1] - base);
+        if (link[0] <= at) break;
+        link = reinterpret_cast<uintptr_t*>(link[0]);
+    }
+}
+
+void set(const Fault& fault) {
     if (g.fault.set) return;
-    g.fault.set = true;
-    g.fault.verdict = verdict;
-    g.fault.text = g.current != nullptr ? where(*g.current) : std::string(g.grid.name);
-    if (file != nullptr) g.fault.text += ", line " + std::to_string(line);
-    g.fault.text += ": " + text;
-    g.fault.frames.clear();
+    // What follows from a read of unwritten memory is that read's fault; a race may be why it was unwritten.
+    g.fault = g.pending.set && fault.verdict != "RACE" ? g.pending : fault;
+}
+}  // namespace
+
+void set_fault(const char* verdict, const std::string& text, const char* file, int line) {
+    set(make_fault(verdict, text, file, line));
+}
+
+void set_fault_here(const char* verdict, const std::string& text, void* frame, void* frame_pointer) {
+    Fault fault = make_fault(verdict, text, nullptr, 0);
+    add_frames(fault, frame, frame_pointer);
+    set(fault);
 }
 
 void fail(const char* verdict, const std::string& text, const char* file, int line) {
@@ -39,21 +67,19 @@ void fail(const char* verdict, const std::string& text, const char* file, int li
 }
 
 void fail_here(const char* verdict, const std::string& text, void* frame, void* frame_pointer) {
-    set_fault(verdict, text, nullptr, 0);
-    const uintptr_t base = reinterpret_cast<uintptr_t>(&__ehdr_start);
-    g.fault.frames.push_back(reinterpret_cast<uintptr_t>(frame) - base);
-    // Callers by the chain of frame pointers, as long as it stays on this thread's stack.
-    const Thread& self = *g.current;
-    auto* link = static_cast<uintptr_t*>(frame_pointer);
-    for (int depth = 0; depth < 16; ++depth) {
-        const uintptr_t at = reinterpret_cast<uintptr_t>(link);
-        if (at - self.stack_low >= kStackBytes - 16 || at % 8 != 0) break;
-        if (link[1] == 0) break;
-        if (depth > 0) g.fault.frames.push_back(link[1] - base);
-        if (link[0] <= at) break;
-        link = reinterpret_cast<uintptr_t*>(link[0]);
-    }
+    set_fault_here(verdict, text, frame, frame_pointer);
     abandon();
+}
+
+void postpone_here(const char* verdict, const std::string& text, void* frame, void* frame_pointer) {
+    if (g.pending.set) return;
+    g.pending = make_fault(verdict, text, nullptr, 0);
+    add_frames(g.pending, frame, frame_pointer);
+}
+
+bool settle_pending() {
+    if (g.pending.set) set(g.pending);
+    return g.pending.set;
 }
 
 void trap(const char* what, const char* file, int line) { fail("RUNTIME_ERROR", what, file, line); }
@@ -61,7 +87,18 @@ void trap(const char* what, const char* file, int line) { fail("RUNTIME_ERROR", 
 namespace {
 struct sigaction old_segv, old_bus, old_fpe;
 
-void on_signal(int signal, siginfo_t* info, void*) {
+void* instruction(void* context) {
+#if defined(__x86_64__)
+    const uintptr_t at = uintptr_t(static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_RIP]);
+#elif defined(__aarch64__)
+    const uintptr_t at = uintptr_t(static_cast<ucontext_t*>(context)->uc_mcontext.pc);
+#else
+    const uintptr_t at = 0 * reinterpret_cast<uintptr_t>(context);
+#endif
+    return reinterpret_cast<void*>(at + 1);  // as a return address, which lies behind its instruction
+}
+
+void on_signal(int signal, siginfo_t* info, void* context) {
     const Thread* self = g.current;
     if (self == nullptr) {  // not in a kernel: the process's own business
         guard_signals(false);
@@ -69,11 +106,12 @@ void on_signal(int signal, siginfo_t* info, void*) {
         return;
     }
     const uintptr_t address = reinterpret_cast<uintptr_t>(info->si_addr);
-    if (signal == SIGFPE) fail("RUNTIME_ERROR", "integer division by zero", nullptr, 0);
+    if (signal == SIGFPE) fail_here("RUNTIME_ERROR", "integer division by zero", instruction(context), nullptr);
     if (self->stack_low - address <= 64 * 1024) {
-        fail("RESOURCE_LIMIT", "the thread's local variables exceed 256 KiB", nullptr, 0);
+        fail_here("RESOURCE_LIMIT", "the thread's local variables exceed 256 KiB", instruction(context), nullptr);
     }
-    fail("OUT_OF_BOUNDS", "access to address " + hex(address) + ", outside every tensor and allocation", nullptr, 0);
+    fail_here("OUT_OF_BOUNDS", "access to address " + hex(address) + ", outside every tensor and allocation",
+              instruction(context), nullptr);
 }
 }  // namespace
 

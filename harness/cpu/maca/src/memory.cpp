@@ -25,6 +25,7 @@ struct Doubtful {
     uint32_t other = 0;
     void* frame = nullptr;
     void* frame_pointer = nullptr;
+    Thread* thread = nullptr;
 } doubtful;
 
 int add_module(dl_phdr_info* info, size_t, void*) {
@@ -57,6 +58,7 @@ std::string describe(uintptr_t address, size_t bytes) {
             nearest = &range;
         }
     }
+    if (shared_gap(address) < distance) return shared_name(address);
     if (nearest == nullptr) return "address " + hex(address) + ", outside every tensor and allocation";
     const int64_t offset = int64_t(address) - int64_t(nearest->low);
     return "byte " + std::to_string(offset) + " of " + nearest->name + ", which has " + std::to_string(nearest->bytes) +
@@ -70,14 +72,17 @@ std::string block_name(uint32_t serial) {
            std::to_string(i / (grid.x * grid.y)) + ")";
 }
 
-void settle_doubtful() {
+/// True when the store has changed what another block wrote: then the fault is recorded.
+bool settle_doubtful() {
     const Doubtful was = doubtful;
     doubtful.bytes = 0;
-    if (std::memcmp(reinterpret_cast<const void*>(was.address), was.before, was.bytes) == 0) return;
-    fail_here("RACE",
-              "writes " + describe(was.address, was.bytes) + ", where " + block_name(was.other) +
-                  " of the same launch wrote another value",
-              was.frame, was.frame_pointer);
+    if (std::memcmp(reinterpret_cast<const void*>(was.address), was.before, was.bytes) == 0) return false;
+    g.current = was.thread;
+    set_fault_here("RACE",
+                   "writes " + describe(was.address, was.bytes) + ", where " + block_name(was.other) +
+                       " of the same launch wrote another value",
+                   was.frame, was.frame_pointer);
+    return true;
 }
 
 void write_global(Range& range, uintptr_t address, size_t bytes, void* frame, void* frame_pointer) {
@@ -94,6 +99,7 @@ void write_global(Range& range, uintptr_t address, size_t bytes, void* frame, vo
             doubtful.other = writer;
             doubtful.frame = frame;
             doubtful.frame_pointer = frame_pointer;
+            doubtful.thread = g.current;
         }
         writer = me;
     }
@@ -157,6 +163,14 @@ void mark_written(uintptr_t address, size_t bytes) {
     std::memset(&range->written[offset], 1, std::min(bytes, range->bytes - offset));
 }
 
+std::string address_name(uintptr_t address, size_t bytes) {
+    return is_shared(address) ? shared_name(address) : describe(address, bytes);
+}
+
+void settle_last_store() {
+    if (doubtful.bytes != 0 && !g.fault.set) settle_doubtful();
+}
+
 void prepare_memory() {
     static bool once = false;
     if (!once) dl_iterate_phdr(add_module, nullptr);
@@ -167,7 +181,7 @@ void prepare_memory() {
 }
 
 void check_access(uintptr_t address, size_t bytes, bool write, bool atomic, void* frame, void* frame_pointer) {
-    if (doubtful.bytes != 0) settle_doubtful();
+    if (doubtful.bytes != 0 && settle_doubtful()) abandon();
     if (bytes == 0) return;
     const bool shared = check_shared(address, bytes, write, atomic, frame, frame_pointer);
     if (!shared) check_global(address, bytes, write, atomic, frame, frame_pointer);
@@ -185,9 +199,10 @@ inline __attribute__((always_inline)) void hook(void* pointer, size_t bytes, voi
 }
 
 /// Volatile reads are how threads wait for each other: after many that see one unchanged value, the thread gives way.
-void note_poll(const void* pointer, size_t bytes) {
+void note_poll(const void* pointer, size_t bytes, void* frame) {
     constexpr int kPatience = 64;
     Thread& self = *g.current;
+    self.poll_frame = frame;
     uint64_t value = 0;
     std::memcpy(&value, pointer, std::min<size_t>(bytes, 8));
     const bool same = self.polled == pointer && self.polled_value == value;
@@ -216,7 +231,7 @@ void touch_atomic(void* address, size_t bytes) {
                   frame, __builtin_frame_address(0));
     }
     check_access(reinterpret_cast<uintptr_t>(address), bytes, true, true, frame, __builtin_frame_address(0));
-    note_poll(address, bytes);
+    note_poll(address, bytes, frame);
 }
 }  // namespace sim
 
@@ -224,17 +239,17 @@ void touch_atomic(void* address, size_t bytes) {
     extern "C" void name(void* address) {                                                             \
         sim::hook<is_write>(address, bytes, __builtin_return_address(0), __builtin_frame_address(0)); \
     }
-#define SIM_HOOKS(bytes)                                                                           \
-    SIM_HOOK(__tsan_read##bytes, false, bytes)                                                     \
-    SIM_HOOK(__tsan_write##bytes, true, bytes)                                                     \
-    SIM_HOOK(__tsan_unaligned_read##bytes, false, bytes)                                           \
-    SIM_HOOK(__tsan_unaligned_write##bytes, true, bytes)                                           \
-    SIM_HOOK(__tsan_volatile_write##bytes, true, bytes)                                            \
-    SIM_HOOK(__tsan_unaligned_volatile_write##bytes, true, bytes)                                  \
-    extern "C" void __tsan_volatile_read##bytes(void* address) {                                   \
-        sim::hook<false>(address, bytes, __builtin_return_address(0), __builtin_frame_address(0)); \
-        if (sim::g.current != nullptr) sim::note_poll(address, bytes);                             \
-    }                                                                                              \
+#define SIM_HOOKS(bytes)                                                                            \
+    SIM_HOOK(__tsan_read##bytes, false, bytes)                                                      \
+    SIM_HOOK(__tsan_write##bytes, true, bytes)                                                      \
+    SIM_HOOK(__tsan_unaligned_read##bytes, false, bytes)                                            \
+    SIM_HOOK(__tsan_unaligned_write##bytes, true, bytes)                                            \
+    SIM_HOOK(__tsan_volatile_write##bytes, true, bytes)                                             \
+    SIM_HOOK(__tsan_unaligned_volatile_write##bytes, true, bytes)                                   \
+    extern "C" void __tsan_volatile_read##bytes(void* address) {                                    \
+        sim::hook<false>(address, bytes, __builtin_return_address(0), __builtin_frame_address(0));  \
+        if (sim::g.current != nullptr) sim::note_poll(address, bytes, __builtin_return_address(0)); \
+    }                                                                                               \
     extern "C" void __tsan_unaligned_volatile_read##bytes(void* address) { __tsan_volatile_read##bytes(address); }
 SIM_HOOKS(1)
 SIM_HOOKS(2)
@@ -289,9 +304,10 @@ struct SimTypeMismatch {
 };
 void __ubsan_handle_type_mismatch_v1(SimTypeMismatch* found, uintptr_t address) {
     if (sim::g.current == nullptr) return;
+    const std::string needed = std::to_string(1u << found->log_alignment);
     sim::fail("OUT_OF_BOUNDS",
-              "misaligned access: " + std::string(found->type->name) + " needs an address that is a multiple of " +
-                  std::to_string(1u << found->log_alignment) + ", " + sim::hex(address) + " is not",
+              "misaligned access to " + sim::address_name(address, 1u << found->log_alignment) +
+                  ": its address must be a multiple of " + needed,
               found->file, int(found->line));
 }
 }

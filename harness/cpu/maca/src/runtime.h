@@ -33,6 +33,7 @@ struct Thread {
     const void* polled = nullptr;
     uint64_t polled_value = 0;
     int polls = 0;
+    void* poll_frame = nullptr;
     // Pending cp.async copies, oldest first, and the number of groups committed so far.
     std::vector<AsyncCopy> copies;
     int groups = 0;
@@ -48,7 +49,8 @@ struct Wave {
 
 struct Fault {
     bool set = false;
-    std::string verdict, text;
+    std::string verdict, text, file;
+    int line = 0;                   // in `file`, when the faulty call told it
     std::vector<uintptr_t> frames;  // return addresses relative to the library, innermost first
 };
 
@@ -75,6 +77,7 @@ struct Machine {
     bool counting = false;
     Counters* counters = nullptr;
     Fault fault;
+    Fault pending;  // a read of unwritten shared memory, until it is known whether a race explains it
 };
 extern Machine g;
 
@@ -89,9 +92,15 @@ void run_block();
 void yield_turn();
 
 // fault.cpp
-/// Record a fault of the current thread; `frame` is the return address of the hook, or null when `file` names the line.
+/// Record a fault of the current thread, or of the launch: the first one counts. The line is `line` of `file`, else it
+/// is found from `frame`, a return address, and the frame pointer of the function that has it.
 void set_fault(const char* verdict, const std::string& text, const char* file, int line);
 [[noreturn]] void fail(const char* verdict, const std::string& text, const char* file, int line);
+void set_fault_here(const char* verdict, const std::string& text, void* frame, void* frame_pointer);
+/// Keep a fault for the end of the barrier interval; a race found until then takes its place.
+void postpone_here(const char* verdict, const std::string& text, void* frame, void* frame_pointer);
+/// Make a postponed fault the launch's fault; true when there was one.
+bool settle_pending();
 [[noreturn]] void fail_here(const char* verdict, const std::string& text, void* frame, void* frame_pointer);
 std::string where(const Thread& thread);
 std::string hex(uint64_t value);
@@ -103,15 +112,11 @@ void prepare_stacks(int count);
 void* fresh_stack(Thread& thread, void (*main)());
 
 // shared.cpp
-struct SharedArray {
-    std::string name;
-    size_t offset, bytes;
-    bool used;
-};
+std::string shared_name(uintptr_t address);
+/// How far an address outside it is from the static shared memory.
+size_t shared_gap(uintptr_t address);
 /// Find the shared memory of this library: it belongs to the calling thread of the host.
 void locate_shared();
-/// Size the shadow for it.
-void prepare_shared();
 void begin_block_shared();
 void end_block_shared();
 /// All waves have met: what was accessed before cannot race with what comes.
@@ -121,6 +126,9 @@ bool check_shared(uintptr_t address, size_t bytes, bool write, bool atomic, void
 bool is_shared(uintptr_t address);
 
 // memory.cpp
+std::string address_name(uintptr_t address, size_t bytes);
+/// A store that looked like a race at the end of the launch, when no access follows it.
+void settle_last_store();
 void prepare_memory();
 void check_access(uintptr_t address, size_t bytes, bool write, bool atomic, void* frame, void* frame_pointer);
 

@@ -119,6 +119,7 @@ bool resolve(Wave& wave) {
 }
 
 void release_barrier() {
+    if (settle_pending()) abandon();
     const Exchange* first = nullptr;
     uint64_t total = 0;
     for (Wave& wave : g.waves) {
@@ -188,11 +189,11 @@ Thread* choose(Wave* wave, int after) {
         }
         if (!any_yielded) report_stuck();
         if (++g.idle_rounds > kSpinRounds) {
-            fail("RUNTIME_ERROR",
-                 "deadlock: the thread spins on memory that nobody in its block will change; blocks run one after "
-                 "another "
-                 "here, and a card promises no order among them",
-                 nullptr, 0);
+            fail_here("RUNTIME_ERROR",
+                      "deadlock: the thread spins on memory that nobody in its block will change; blocks run one after "
+                      "another "
+                      "here, and a card promises no order among them",
+                      g.current->poll_frame, nullptr);
         }
     }
 }
@@ -282,6 +283,7 @@ void run_block() {
     for (size_t i = g.order.size(); i > 1; --i) std::swap(g.order[i - 1], g.order[next_random() % i]);
     g.current = g.waves[size_t(g.order[0])].thread[0];
     switch_stack(&g.host_stack_pointer, g.current->stack_pointer);
+    settle_pending();
     if (g.counting) {
         for (Wave& wave : g.waves) flush_accesses(wave);
     }

@@ -31,7 +31,15 @@ uintptr_t static_low = 0;
 size_t static_bytes = 0, dynamic_start = 0;  // the dynamic part's place in the shadow
 std::vector<uint32_t> writers, readers;
 std::vector<uint8_t> written;
+/// A `__shared__` variable that some thread has declared; `open` is the block that declared it last.
+struct SharedArray {
+    std::string name;
+    size_t offset, bytes;
+    uint64_t open;
+};
+constexpr uint64_t kAlwaysOpen = ~uint64_t(0);  // declared outside every function
 std::vector<SharedArray> arrays;
+uint64_t block_serial = 0;
 std::vector<uint16_t> array_of;  // for every byte of the static part: 1 + index into arrays, 0 for padding
 size_t static_used = 0;
 uint32_t now = 1, block_epoch = 1;
@@ -66,18 +74,24 @@ void tick() {
     for (Wave& wave : g.waves) wave.epoch = 1;
 }
 
+bool is_open(const SharedArray& array) { return array.open == block_serial || array.open == kAlwaysOpen; }
+
 std::string place(uintptr_t address) {
     if (address - reinterpret_cast<uintptr_t>(sim_dynamic_shared) < kSharedLimit) {
         return "byte " + std::to_string(address - reinterpret_cast<uintptr_t>(sim_dynamic_shared)) +
                " of dynamic shared memory";
     }
+    // The variable of this block that holds the byte, or else the last one before it.
     const size_t offset = address - static_low;
+    const SharedArray* nearest = nullptr;
     for (const SharedArray& array : arrays) {
-        if (offset - array.offset < array.bytes) {
-            return "byte " + std::to_string(offset - array.offset) + " of shared " + array.name;
-        }
+        if (!is_open(array) || array.offset > offset) continue;
+        if (nearest == nullptr || array.offset > nearest->offset) nearest = &array;
     }
-    return "byte " + std::to_string(offset) + " of shared memory";
+    if (nearest == nullptr) return "shared memory that the kernel has not declared";
+    std::string text = "byte " + std::to_string(offset - nearest->offset) + " of shared " + nearest->name;
+    if (offset - nearest->offset >= nearest->bytes) text += ", which has " + std::to_string(nearest->bytes) + " bytes";
+    return text;
 }
 
 std::string who(uint32_t id) {
@@ -107,49 +121,49 @@ inline bool unordered(uint32_t cell, const Thread& self) {
               frame, frame_pointer);
 }
 
-void use_array(size_t offset, size_t bytes, uintptr_t address, bool write, void* frame, void* frame_pointer) {
-    if (arrays.empty()) return;
-    const uint16_t first = array_of[offset], last = array_of[offset + bytes - 1];
-    if (first == 0 || last == 0) {
-        fail_here("OUT_OF_BOUNDS",
-                  std::string(write ? "writes " : "reads ") + std::to_string(bytes) + " bytes at " + place(address) +
-                      ", outside every __shared__ variable",
-                  frame, frame_pointer);
-    }
-    SharedArray& array = arrays[first - 1u];
-    if (array.used) return;
-    array.used = true;
-    static_used += array.bytes;
-    if (static_used + g.grid.shared_bytes > kSharedLimit) {
-        fail_here("RESOURCE_LIMIT",
-                  "the block uses " + std::to_string(static_used + g.grid.shared_bytes) +
-                      " bytes of shared memory; a C500 has 65536 per block",
-                  frame, frame_pointer);
-    }
+void check_declared(size_t offset, size_t bytes, uintptr_t address, bool write, void* frame, void* frame_pointer) {
+    const uint16_t first = array_of[offset];
+    if (first != 0 && array_of[offset + bytes - 1] == first && is_open(arrays[first - 1u])) return;
+    fail_here("OUT_OF_BOUNDS",
+              std::string(write ? "writes " : "reads ") + std::to_string(bytes) + " bytes at " + place(address), frame,
+              frame_pointer);
 }
 }  // namespace
 
 void locate_shared() {
     anchor = 1;
     dl_iterate_phdr(find_tls, nullptr);
-}
-
-void prepare_shared() {
-    locate_shared();
+    if (!written.empty()) return;
     dynamic_start = (static_bytes + 15) / 16 * 16;
     const size_t bytes = dynamic_start + kSharedLimit;
     writers.assign(bytes / 2, 0);
     readers.assign(bytes / 2, 0);
     written.assign(bytes, 0);
-    array_of.assign(static_bytes + 16, 0);
-    for (size_t i = 0; i < arrays.size(); ++i) {
-        for (size_t byte = 0; byte < arrays[i].bytes; ++byte) array_of[arrays[i].offset + byte] = uint16_t(i + 1);
+    array_of.assign(dynamic_start + 16, 0);
+}
+
+void declare_shared(const char* name, const void* address, size_t bytes, const char* file, int line) {
+    if (g.current == nullptr) locate_shared();
+    const size_t offset = reinterpret_cast<uintptr_t>(address) - static_low;
+    if (bytes == 0 || offset >= static_bytes) return;
+    if (array_of[offset] == 0) {
+        arrays.push_back({name, offset, bytes, 0});
+        std::fill_n(array_of.begin() + std::ptrdiff_t(offset), bytes, uint16_t(arrays.size()));
     }
+    SharedArray& array = arrays[array_of[offset] - 1u];
+    if (is_open(array)) return;
+    array.open = g.current == nullptr ? kAlwaysOpen : block_serial;
+    static_used += array.bytes;
+    if (g.current == nullptr || static_used + g.grid.shared_bytes <= kSharedLimit) return;
+    fail("RESOURCE_LIMIT",
+         "the block has " + std::to_string(static_used + g.grid.shared_bytes) +
+             " bytes of shared memory; a C500 has 65536 per block",
+         file, line);
 }
 
 void begin_block_shared() {
+    ++block_serial;
     static_used = 0;
-    for (SharedArray& array : arrays) array.used = false;
     advance_block_epoch();
 }
 
@@ -179,6 +193,12 @@ void advance_wave_epoch(Wave& wave) {
     wave.epoch = now;
 }
 
+size_t shared_gap(uintptr_t address) {
+    return address >= static_low + static_bytes ? address - static_low - static_bytes : static_low - address;
+}
+
+std::string shared_name(uintptr_t address) { return place(address); }
+
 bool is_shared(uintptr_t address) {
     return address - static_low < static_bytes ||
            address - reinterpret_cast<uintptr_t>(sim_dynamic_shared) < kSharedLimit;
@@ -200,16 +220,17 @@ bool check_shared(uintptr_t address, size_t bytes, bool write, bool atomic, void
         offset = address - static_low;
         if (offset >= static_bytes) return false;
         if (offset + bytes > static_bytes) bytes = static_bytes - offset;
-        use_array(offset, bytes, address, write, frame, frame_pointer);
+        check_declared(offset, bytes, address, write, frame, frame_pointer);
         if (write) touched_static.add(offset, offset + bytes);
     }
     const Thread& self = *g.current;
     if (!write || atomic) {
         for (size_t i = 0; i < bytes; ++i) {
             if (written[offset + i]) continue;
-            fail_here("UNINITIALISED_READ",
-                      "reads " + place(address + i) + ", which no thread of the block has written", frame,
-                      frame_pointer);
+            postpone_here("UNINITIALISED_READ",
+                          "reads " + place(address + i) + ", which no thread of the block has written", frame,
+                          frame_pointer);
+            break;
         }
     }
     const uint32_t byte = bytes == 1 ? kByteAccess : 0;
@@ -244,16 +265,3 @@ bool check_shared(uintptr_t address, size_t bytes, bool write, bool atomic, void
     return true;
 }
 }  // namespace sim
-
-extern "C" {
-/// The library's `__shared__` variables, from its symbol table: names, and places within the thread-local block.
-void sim_shared_arrays(int count, const char** names, const uint64_t* offsets, const uint64_t* bytes) {
-    sim::arrays.clear();
-    for (int i = 0; i < count; ++i) {
-        if (offsets[i] + bytes[i] <= UINT32_MAX) {
-            sim::arrays.push_back({names[i], size_t(offsets[i]), size_t(bytes[i]), false});
-        }
-    }
-    sim::prepare_shared();
-}
-}

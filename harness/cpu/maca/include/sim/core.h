@@ -86,6 +86,14 @@ struct DynamicShared {
     }
 };
 
+/// Follows every declaration of a `__shared__` variable: the block has it from here on.
+void declare_shared(const char* name, const void* address, size_t bytes, const char* file, int line);
+struct Shared {
+    Shared(const char* name, const void* address, size_t bytes, SIM_SITE) {
+        declare_shared(name, address, bytes, file, line);
+    }
+};
+
 struct Grid {
     const char* name;
     dim3 grid, block;
