@@ -24,8 +24,9 @@ def find_roles(
     poison there. Raises PackageError when the list cannot be the contract's, or nothing in it is an output.
     """
     if contract is not None:
-        if reason := contract.mismatch(args):
-            raise PackageError(package.path, "genTestCase", f"genTestCase: {reason}")
+        if len(args) != len(contract.arguments):
+            takes = f"run_kernel takes {len(contract.arguments)} ({', '.join(contract.arguments)})"
+            raise PackageError(package.path, "genTestCase", f"genTestCase returned {len(args)} arguments, {takes}")
         outputs = set(contract.output_indices)
         roles = dict.fromkeys(set(package.outputs or ()) - outputs, Role.WORKSPACE) | dict.fromkeys(
             outputs, Role.OUTPUT

@@ -429,7 +429,10 @@ def test_a_check_that_refuses_a_good_kernel_is_quoted(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"dtype=torch.bfloat16), 40]": "dtype=torch.bfloat16)]"}, "genTestCase: run_kernel takes 5 arguments"),
+        (
+            {"dtype=torch.bfloat16), 40]": "dtype=torch.bfloat16)]"},
+            "genTestCase returned 4 arguments, run_kernel takes 5 (q, k, v, output, count)",
+        ),
         ({"return [q, k, v,": "return [q, k.T, v,"}, "genTestCase: argument k is not contiguous"),
         ({"    generator =": "    raise KeyError('data')\n    generator ="}, "genTestCase raised KeyError"),
         ({"    output.copy_(p @": "    raise OSError('disk')\n    output.copy_(p @"}, "baseline raised OSError: disk"),
