@@ -74,6 +74,17 @@ __device__ __forceinline__ int column64(int lane, int tile, int v) { return 16 *
 __device__ __forceinline__ void sync_block() { __syncthreadshared(); }
 __device__ __forceinline__ bool any(bool p) { return __any_sync(~0ull, p) != 0; }
 __device__ __forceinline__ float exp2(float x) { return __builtin_exp2f(x); }
+// Two values of one row at once: v[i] and v[i + 1], i even.
+__device__ __forceinline__ void fma2(float* x, float factor, float term) {
+    using Pair = __NATIVE_VECTOR__(2, float);
+    const Pair y = __builtin_mxc_pk_fma_f32(Pair{x[0], x[1]}, Pair{factor, factor}, Pair{term, term});
+    x[0] = y[0], x[1] = y[1];
+}
+__device__ __forceinline__ void mul2(float* x, float factor) {
+    using Pair = __NATIVE_VECTOR__(2, float);
+    const Pair y = __builtin_mxc_pk_mul_f32(Pair{x[0], x[1]}, Pair{factor, factor});
+    x[0] = y[0], x[1] = y[1];
+}
 template <class F>
 __device__ __forceinline__ float row_reduce(float x, F op) {
     x = op(x, __shfl_xor_sync(~0ull, x, 32));
@@ -313,6 +324,10 @@ struct Acc {
 __device__ __forceinline__ int column64(int lane, int tile, int v) { return 16 * tile + Acc<float>::col(lane, v); }
 __device__ __forceinline__ void sync_block() { __syncthreads(); }
 __device__ __forceinline__ bool any(bool p) { return __any_sync(~0u, p) != 0; }
+__device__ __forceinline__ void fma2(float* x, float factor, float term) {
+    x[0] = fmaf(x[0], factor, term), x[1] = fmaf(x[1], factor, term);
+}
+__device__ __forceinline__ void mul2(float* x, float factor) { x[0] *= factor, x[1] *= factor; }
 template <class F>
 __device__ __forceinline__ float row_reduce(float x, F op) {
     x = op(x, __shfl_xor_sync(~0u, x, 1));
@@ -423,8 +438,7 @@ using ColumnStage = Stage<kRows, kRowBytes, kThreads>;
 }  // namespace arch
 // ---- end of arch section --------------------------------------------------------------------------------------------
 
-// ---- Tuning
-// ----------------------------------------------------------------------------------------------------------
+// ---- Tuning --------------------------------------------------------------------------------------------------------
 
 struct Tiling {
     int head_dim_qk, head_dim_vo;
@@ -437,16 +451,15 @@ constexpr int kWaves = 4;
 // 64 lanes. Two fragments per wave halve the reads of K and V per product; Q fits beside the accumulators, so that K
 // and V alone fill the 32 KiB which let two blocks share a multiprocessor.
 constexpr Tiling kC500[] = {
-    {64, 64, 2, 64, true},    //  16 KiB
+    {64, 64, 2, 128, true},   //  32 KiB: fewer keys would leave threads without a share of V's transposition
     {128, 128, 2, 64, true},  //  32 KiB
     {192, 128, 1, 32, true},  //  24 KiB: Q sets the size; two fragments would need 48
     {256, 256, 1, 32, true},  //  32 KiB: one fragment, as a row's accumulators are twice as many
 };
-// 32 lanes. Accumulators take 64 registers per 64 columns of two fragments: at 128 columns Q no longer fits beside
-// them.
+// 32 lanes. Two fragments of 128 columns take 128 registers, their scores 64: Q no longer fits beside them.
 constexpr Tiling kSm80[] = {
     {64, 64, 2, 64, true},     //  16 KiB
-    {128, 128, 2, 64, false},  //  64 KiB: the accumulators and scores alone take 192 of 255 registers
+    {128, 128, 2, 64, false},  //  64 KiB: two blocks of it share a multiprocessor, one computing while the other waits
     {192, 128, 1, 64, false},  //  64 KiB
     {256, 256, 1, 32, false},  //  64 KiB
 };
@@ -485,14 +498,14 @@ struct Args {
     const int32_t *qo_indptr, *kv_indptr;
     int num_kv_heads, group;  // group: query heads per KV head
     uint32_t reciprocal;      // of group, for PackedRows
-    int pairs, tiles,
-        section;  // pairs (sequence, KV head); row tiles of the longest; pairs that share the L2 at a time
+    int pairs;                // of a sequence and a KV head
+    int tiles;                // of BLOCK_M packed rows, in a sequence of seq_len
+    int section;              // pairs that share the L2 cache at a time
     int causal;
     float scale_log2;  // log2(e) / sqrt(head_dim_qk)
 };
 
-// ---- Kernel
-// ----------------------------------------------------------------------------------------------------------
+// ---- Kernel --------------------------------------------------------------------------------------------------------
 
 // The query rows of one (sequence, KV head), packed: head by head within a token. `row` counts from the tile's first.
 struct PackedRows {
@@ -648,7 +661,8 @@ __global__ void __launch_bounds__(Config<kDimQk, kDimVo>::kThreads) ragged_prefi
 #pragma unroll
                     for (int c = 0; c < 4; ++c)
 #pragma unroll
-                        for (int i = 0; i < arch::kAccValues; ++i) o[f][d][c].v[i] *= shrink[Acc<float>::slot(i)];
+                        for (int i = 0; i < arch::kAccValues; i += 2)
+                            arch::mul2(&o[f][d][c].v[i], shrink[Acc<float>::slot(i)]);
             }
         }
         OperandA p[kFrags][kBlockN / 32];
@@ -660,10 +674,13 @@ __global__ void __launch_bounds__(Config<kDimQk, kDimVo>::kThreads) ragged_prefi
 #pragma unroll
             for (int n = 0; n < kBlockN / 16; ++n)
 #pragma unroll
-                for (int i = 0; i < arch::kAccValues; ++i) {
+                for (int i = 0; i < arch::kAccValues; i += 2) {
                     const int slot = Acc<float>::slot(i);
-                    s[f][n].v[i] = arch::exp2(fmaf(s[f][n].v[i], args.scale_log2, shift[slot]));
-                    row_sum[f][slot] += s[f][n].v[i];
+                    float* const x = &s[f][n].v[i];
+                    arch::fma2(x, args.scale_log2, shift[slot]);
+                    x[0] = arch::exp2(x[0]);
+                    x[1] = arch::exp2(x[1]);
+                    row_sum[f][slot] += x[0] + x[1];
                 }
 #pragma unroll
             for (int n = 0; n < kBlockN / 32; ++n) p[f][n] = arch::acc_to_operand(s[f][2 * n], s[f][2 * n + 1]);
@@ -702,8 +719,7 @@ __global__ void __launch_bounds__(Config<kDimQk, kDimVo>::kThreads) ragged_prefi
         }
 }
 
-// ---- Host
-// ------------------------------------------------------------------------------------------------------------
+// ---- Host ----------------------------------------------------------------------------------------------------------
 
 template <int kDimQk, int kDimVo>
 void launch(Args args, int64_t seq_len) {
@@ -733,8 +749,8 @@ extern "C" void run_kernel(const __nv_bfloat16* q, const __nv_bfloat16* k, const
                            int64_t batch_size, int64_t seq_len, int64_t num_qo_heads, int64_t num_kv_heads,
                            int64_t head_dim_qk, int64_t head_dim_vo, int64_t causal) {
     if (batch_size == 0 || seq_len == 0) return;
-    if (num_kv_heads < 1 || num_qo_heads % num_kv_heads != 0) {
-        fprintf(stderr, "run_kernel: num_qo_heads = %lld is not a multiple of num_kv_heads = %lld\n",
+    if (num_kv_heads < 1 || num_qo_heads < 1 || num_qo_heads % num_kv_heads != 0) {
+        fprintf(stderr, "run_kernel: num_qo_heads = %lld is no positive multiple of num_kv_heads = %lld\n",
                 (long long)num_qo_heads, (long long)num_kv_heads);
         return;
     }
