@@ -35,12 +35,6 @@ class Contract:
     honest: Callable[..., dict[str, Tensor]]
     workload: Callable[..., dict[str, Any]]
 
-    def mismatch(self, args: Sequence[Any]) -> str:
-        """Why an argument list cannot be this task's, in words; "" when it can."""
-        if len(args) == len(self.arguments):
-            return ""
-        return f"run_kernel takes {len(self.arguments)} arguments ({', '.join(self.arguments)}), not {len(args)}"
-
     def label(self, args: Sequence[Any]) -> str:
         """A short name for a case from its first integers, such as "b4 s1024 q32".
 

@@ -42,13 +42,6 @@ def test_a_label_comes_from_the_first_integers(tmp_path: Path) -> None:
     assert one.label([torch.zeros(4096, 7168), 8]) == "4096x7168 t8"
 
 
-def test_another_number_of_arguments_is_put_in_words(tmp_path: Path) -> None:
-    contract = load(tmp_path, GOOD)
-    assert contract.mismatch([None] * 9) == ""
-    assert contract.mismatch([None] * 8).startswith("run_kernel takes 9 arguments (a, b, out, batch_size")
-    assert contract.mismatch([None] * 8).endswith("not 8")
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
