@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from harness import catalog
@@ -46,6 +47,13 @@ def choose(module: ModuleType, text: str | int, monkeypatch: pytest.MonkeyPatch)
 def shapes(args: Sequence[Any]) -> list[tuple[int, ...]]:
     """Shape of every argument, () for a scalar."""
     return [tuple(arg.shape) if isinstance(arg, Tensor) else () for arg in args]
+
+
+def same(one: Any, two: Any) -> bool:
+    """Equal bit for bit, NaN included."""
+    if not isinstance(one, Tensor):
+        return bool(one == two)
+    return torch.equal(one.contiguous().view(torch.uint8), two.contiguous().view(torch.uint8))
 
 
 def named(task: str, args: Sequence[Any]) -> dict[str, Any]:
