@@ -256,8 +256,8 @@ class _Trial:
             if late is not None:
                 self.found(
                     Verdict.UNWRITTEN_OUTPUT,
-                    f"{late.number} of {now.numel()} elements of {self.names[index]} were written only after the current "
-                    f"stream had finished{label}: work was left on another stream or thread",
+                    f"{late.number} of {now.numel()} elements of {self.names[index]} were written only after the "
+                    f"current stream had finished{label}: work was left on another stream or thread",
                 )
         self.findings += [Finding(verdict, detail + label) for verdict, detail in buffers.damage()]
         mutated = buffers.mutated()
@@ -446,7 +446,7 @@ class _Trial:
         self.result.notes += times.notes
         if times.suspicion:
             self.found(Verdict.SUSPECT_TIME, times.suspicion)
-        elif times.baseline_ms is not None:
+        elif times.baseline_ms is not None and not self.findings:
             self.result.score = score.preview(times.ours_ms, times.baseline_ms)
 
 

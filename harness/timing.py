@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from harness.faults import PackageError
 from harness.verdict import KernelFault
 
 FLUSH_BYTES = 256 << 20
@@ -204,9 +205,10 @@ def _kernel_ms(
     """Median sum of kernel times per call: (ours,) or (ours, baseline) in ms; a reason in words when there is none."""
     kinds = [ours] if baseline is None else [ours, baseline]
     order = [kind for _ in range(rounds) for kind in (*range(len(kinds)), *reversed(range(len(kinds))))]
+    calls = [kinds[kind] for kind in order]
     try:
-        sections = _profiled([kinds[kind] for kind in order])
-    except KernelFault:
+        sections = _profiled(calls) or _profiled(calls)  # the first session of a process may come back empty
+    except (KernelFault, PackageError):
         raise
     except Exception as error:  # a profiler that cannot start is no fault of the kernel, whatever it raises
         return f"the profiler failed ({type(error).__name__})"
@@ -277,6 +279,8 @@ def pair(
     else:
         theirs = kernels[1] if baseline is not None else None
         result = PairTime(kernels[0], theirs, calls[0], calls[1], 2 * rounds, "kernels", "", wrong, notes)
+        both = ", ".join(f"{who} {ms:.4g} ms" for who, ms in zip(("ours", "baseline"), calls, strict=True) if ms)
+        notes.append(f"whole calls by CUDA events, gaps between kernels included: {both}")
     if result.ours_ms <= 0:
         result.suspicion = "not one kernel ran in the timed calls"
     else:

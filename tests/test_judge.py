@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness import judge, tamper
+from harness import judge, tamper, timing
 from harness.contract import Contract, load_contract
 from harness.devices import Device
 from harness.guard import Finding
@@ -104,6 +104,7 @@ class Bench:
         contract: Contract | str | None = "",
         language: str = "triton",
         phases: list[str] | None = None,
+        device: Device = CPU,
     ) -> CaseResult:
         """One case of a kernel; `contract` None for a task unknown to the kit."""
         loaded = load_package(package or self.package())
@@ -115,7 +116,7 @@ class Bench:
         submission = Submission(language, self.folder / "run_kernel.py", run)
         job = Job("toy", language, "", "tiny", "", "", None, "cpu", 10.0, {}, True)
         enter = (lambda name: None) if phases is None else phases.append
-        return judge.run_case(job, loaded, loaded.case(1), submission, agreed, CPU, enter)
+        return judge.run_case(job, loaded, loaded.case(1), submission, agreed, device, enter)
 
 
 @pytest.fixture
@@ -518,6 +519,109 @@ def test_counters_are_those_of_one_call(bench: Bench) -> None:
     job = Job("toy", "cuda", "wave64", "tiny", "", "", None, "cpu", 10.0, {}, False)
     result = judge.run_case(job, package, package.case(1), submission, bench.contract(), CPU, lambda name: None)
     assert (result.counts, result.variant) == ({"launches": 1}, "wave64")
+
+
+# -- timing ------------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Stopwatch:
+    """Stands in for timing.py on a pretended GPU (torch's CPU); calls both sides once and returns `times`."""
+
+    times: timing.PairTime
+    asked: list[Any] = dataclasses.field(default_factory=list)
+    held: list[bool] = dataclasses.field(default_factory=list)
+
+    def pair(self, ours: Any, baseline: Any, budget_s: float, workload: Any, hooks: timing.Hooks) -> timing.PairTime:
+        self.asked.append((baseline is not None, budget_s, workload))
+        for _ in range(3):
+            hooks.before()
+            ours()
+            self.held.append(hooks.holds())
+        if baseline is not None:
+            baseline()
+        return self.times
+
+
+@pytest.fixture
+def stopwatch(monkeypatch: pytest.MonkeyPatch) -> Stopwatch:
+    watch = Stopwatch(timing.PairTime(1.0, 4.0, 1.5, 5.0, 10, "kernels", notes=["a note"]))
+    monkeypatch.setattr(timing, "finish_stream", lambda: None)
+    monkeypatch.setattr(timing, "finish_device", lambda: None)
+    monkeypatch.setattr(timing, "pair", watch.pair)
+    return watch
+
+
+GPU = Device("cuda", "cpu", "a pretended GPU", "sm90")
+
+
+def test_on_a_gpu_a_right_kernel_is_timed_and_scored(bench: Bench, stopwatch: Stopwatch) -> None:
+    result = bench.run(good, device=GPU)
+    assert result.ok
+    assert (result.ours_ms, result.baseline_ms, result.score) == (1.0, 4.0, 80.0)
+    assert "a note" in result.notes
+    workload = {"flops": 4 * 24 * 40 * 64, "bytes": 0, "dtype": "bf16"}
+    assert stopwatch.asked == [(True, judge.TIMING_BUDGET_S, workload)]
+    assert stopwatch.held == [True] * 3
+
+
+def test_a_wrong_kernel_is_not_timed(bench: Bench, stopwatch: Stopwatch) -> None:
+    assert bench.run(last_key_dropped, device=GPU).score is None
+    assert stopwatch.asked == []
+
+
+def test_a_time_that_cannot_be_true_is_no_score(bench: Bench, stopwatch: Stopwatch) -> None:
+    stopwatch.times.suspicion = "too good"
+    result = bench.run(good, device=GPU)
+    assert (result.judge, result.strict, result.detail) == (Verdict.PASS, Verdict.SUSPECT_TIME, "too good")
+    assert (result.ours_ms, result.score) == (1.0, None)
+
+
+def test_a_kernel_that_stops_working_while_it_is_timed_is_wrong(bench: Bench, stopwatch: Stopwatch) -> None:
+    calls: list[int] = []
+
+    def lazy(*args: Any) -> None:
+        calls.append(1)
+        if len(calls) <= 4:  # three checked calls, and one timed one
+            good(*args)
+
+    stopwatch.times.wrong_calls = [1, 2]
+    result = bench.run(lazy, device=GPU)
+    assert stopwatch.held == [True, False, False]
+    assert (result.strict, result.score) == (Verdict.WRONG_ANSWER, None)
+    assert "timed call 2 gave another output" in result.detail
+
+
+def test_a_fault_while_timed_is_the_submissions(bench: Bench, stopwatch: Stopwatch) -> None:
+    calls: list[int] = []
+
+    def breaks(*args: Any) -> None:
+        calls.append(1)
+        if len(calls) > 3:
+            raise ValueError("no more")
+        good(*args)
+
+    result = bench.run(breaks, device=GPU)
+    assert (result.judge, result.strict) == (Verdict.PASS, Verdict.RUNTIME_ERROR)
+    assert "ValueError: no more" in result.detail
+
+
+def test_writing_outside_while_timed_is_seen(bench: Bench, stopwatch: Stopwatch) -> None:
+    calls: list[int] = []
+
+    def strays(*args: Any) -> None:
+        calls.append(1)
+        (good if len(calls) <= 3 else past_the_end)(*args)
+
+    assert bench.run(strays, device=GPU).strict is Verdict.OUT_OF_BOUNDS
+
+
+def test_the_substitute_baseline_is_not_timed(bench: Bench, stopwatch: Stopwatch) -> None:
+    stopwatch.times.baseline_ms = None
+    package = bench.package(**{"    p = torch.softmax": "    import no_such_library\n    p = torch.softmax"})
+    result = bench.run(good, package, device=GPU)
+    assert (result.ok, result.ours_ms, result.baseline_ms, result.score) == (True, 1.0, None, None)
+    assert stopwatch.asked[0][0] is False
 
 
 # -- tasks that the kit does not know ---------------------------------------------------------------------------------

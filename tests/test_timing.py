@@ -85,7 +85,8 @@ def test_medians_and_the_clock(device: FakeDevice) -> None:
     result = timing.pair(device.kernel("ours", 1.0, 1.0, 9.0), device.kernel("theirs", 3.0), 0.5)
     assert (result.ours_ms, result.baseline_ms) == pytest.approx((1.0, 3.0))
     assert (result.ours_call_ms, result.baseline_call_ms) == pytest.approx((1.0, 3.0))
-    assert (result.clock, result.suspicion, result.wrong_calls, result.notes) == ("kernels", "", [], [])
+    assert (result.clock, result.suspicion, result.wrong_calls) == ("kernels", "", [])
+    assert result.notes == ["whole calls by CUDA events, gaps between kernels included: ours 1 ms, baseline 3 ms"]
 
 
 def test_the_budget_bounds_the_samples(device: FakeDevice) -> None:
@@ -110,6 +111,20 @@ def test_a_blind_profiler_falls_back_to_events_and_says_so(
     result = timing.pair(device.kernel("ours", 1.0), device.kernel("theirs", 2.0), 0.05)
     assert (result.clock, result.ours_ms, result.baseline_ms) == ("events", pytest.approx(1.0), pytest.approx(2.0))
     assert result.notes[0].startswith("times are by CUDA events: the profiler")
+
+
+def test_an_empty_first_session_of_the_profiler_is_repeated(
+    device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, sessions = timing._profiled, []
+
+    def profiled(calls: Any) -> list[list[KernelEvent]] | None:
+        sessions.append(1)
+        return None if len(sessions) == 1 else real(calls)
+
+    monkeypatch.setattr(timing, "_profiled", profiled)
+    assert timing.pair(device.kernel("ours", 1.0), None, 0.05).clock == "kernels"
+    assert len(sessions) == 2
 
 
 def test_an_exception_of_the_kernel_is_not_taken_for_the_profilers(device: FakeDevice) -> None:
