@@ -179,35 +179,37 @@ struct Stage {  // global -> registers at begin, registers -> shared memory at w
 };
 template <int kRows, int kRowBytes, int kThreads>
 struct ColumnStage {  // the same for load_columns: transposed on the way, once per block instead of once per wave
-    using C = Chunks<kRows / 4, kRowBytes, kThreads>;
-    uint4 held[C::kEach][4];
+    // A chunk is 4 keys x 16 bytes. Its number: block of 32 keys and 64 columns, g, h (keys 16 h + 4 g ..), unit
+    // (columns 8 unit ..): 16 lanes then store to 128 different bytes of the banks.
+    static constexpr int kBlocks = kRowBytes / 128, kTotal = kRows * kRowBytes / 64;
+    static constexpr int kEach = (kTotal + kThreads - 1) / kThreads;
+    uint4 held[kEach][4];
     template <class F>
     __device__ __forceinline__ void begin(char*, int tid, int valid, F row_ptr) {
 #pragma unroll
-        for (int i = 0; i < 4 * C::kEach; ++i) {
-            const int row = C::row(tid, i / 4) * 4 + i % 4;
-            held[i / 4][i % 4] = row < valid ? at<uint4>(row_ptr(row), 16 * C::unit(tid, i / 4)) : uint4{0, 0, 0, 0};
+        for (int i = 0; i < 4 * kEach; ++i) {
+            const int chunk = tid + i / 4 * kThreads, block = chunk >> 6;
+            const int row = block / kBlocks * 32 + (chunk >> 3 & 1) * 16 + (chunk >> 4 & 3) * 4 + i % 4;
+            const int byte = block % kBlocks * 128 + (chunk & 7) * 16;
+            held[i / 4][i % 4] = row < valid ? at<uint4>(row_ptr(row), byte) : uint4{0, 0, 0, 0};
         }
     }
     template <int kPending = 0>
     __device__ __forceinline__ void wait(char* tile, int tid) {
 #pragma unroll
-        for (int i = 0; i < 2 * C::kEach; ++i) {  // four keys (h, g) of four columns 4 r + c
-            const int quad = C::row(tid, i / 2), unit = C::unit(tid, i / 2);
-            const int h = quad >> 2 & 1, g = quad & 3, r = 2 * (unit & 7) + i % 2;
-            const uint4(&key)[4] = held[i / 2];
-            uint2 column[4];
-            if (i % 2 == 0)
-                transpose4(column, {key[0].x, key[0].y}, {key[1].x, key[1].y}, {key[2].x, key[2].y},
-                           {key[3].x, key[3].y});
-            else
-                transpose4(column, {key[0].z, key[0].w}, {key[1].z, key[1].w}, {key[2].z, key[2].w},
-                           {key[3].z, key[3].w});
-            const int operand = ((quad >> 3) * (kRowBytes / 128) + (unit >> 3)) * 4;
+        for (int i = 0; i < kEach; ++i) {
+            const int chunk = tid + i * kThreads, r = 2 * (chunk & 7);  // columns 4 r + c, then 4 (r + 1) + c
+            const int byte = (chunk >> 6) * 4096 + (chunk >> 4 & 3) * 256 + (chunk >> 3 & 1) * 8;
+            const uint4(&key)[4] = held[i];
+            uint2 even[4], odd[4];
+            transpose4(even, {key[0].x, key[0].y}, {key[1].x, key[1].y}, {key[2].x, key[2].y}, {key[3].x, key[3].y});
+            transpose4(odd, {key[0].z, key[0].w}, {key[1].z, key[1].w}, {key[2].z, key[2].w}, {key[3].z, key[3].w});
+            if (kTotal % kThreads != 0 && chunk >= kTotal) continue;
 #pragma unroll
-            for (int c = 0; c < 4; ++c)
-                if (C::has(tid, i / 2))
-                    at<uint2>(tile, (operand + c) * 1024 + (16 * g + (r ^ r >> 3)) * 16 + 8 * h) = column[c];
+            for (int c = 0; c < 4; ++c) {
+                at<uint2>(tile, byte + c * 1024 + (r ^ r >> 3) * 16) = even[c];
+                at<uint2>(tile, byte + c * 1024 + (r + 1 ^ r >> 3) * 16) = odd[c];
+            }
         }
     }
 };
