@@ -43,8 +43,8 @@ _amax, _where, _isfinite, _isnan = torch.amax, torch.where, torch.isfinite, torc
 def rms_multiple(rows: int) -> float:
     """Allowed ratio of root mean squares for an output of that many rows.
 
-    1.5 for many (see above); a row counts as one sample at worst (one dominant key: its rounding shifts the whole row), which
-    makes the ratio of two such means scatter by about 1/sqrt(rows).
+    1.5 for many (see above); a row counts as one sample at worst (one dominant key: its rounding shifts the whole row),
+    which makes the ratio of two such means scatter by about 1/sqrt(rows).
     """
     return 1.5 + 4.0 / math.sqrt(max(1, rows))
 
