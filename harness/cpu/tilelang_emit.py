@@ -11,35 +11,15 @@ tensor read 0 and write nothing there, unless the kernel's pass_configs switch t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-C_TYPES = {
-    "float32": "float",
-    "float64": "double",
-    "bfloat16": "bf16",
-    "bool": "bool",
-    **{f"{sign}int{bits}": f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)},
-}
-_BINARY = {"Add": "+", "Sub": "-", "Mul": "*", "Div": "/", "Mod": "%"}
-_COMPARE = {"EQ": "==", "NE": "!=", "LT": "<", "LE": "<=", "GT": ">", "GE": ">=", "And": "&&", "Or": "||"}
-_HELPERS = {"Max": "maximum", "Min": "minimum", "FloorDiv": "floor_div", "FloorMod": "floor_mod"}
-_OPERATORS = {"shift_left": "<<", "shift_right": ">>", "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^"}
-# Called as std::NAME on the argument in its own precision, the result rounded to the expression's type.
-_FUNCTIONS = {
-    name: name
-    for name in ("exp", "exp2", "exp10", "log", "log2", "log10", "log1p", "sqrt", "pow", "floor", "ceil", "trunc")
-} | {"fabs": "fabs", "round": "nearbyint", "nearbyint": "nearbyint", "tanh": "tanh", "erf": "erf", "fma": "fma"}
-_FUNCTIONS |= {"__exp": "exp", "__log": "log", "__log2": "log2", "sin": "sin", "cos": "cos", "fmod": "fmod"}
-_ATOMICS = {"add": "{x} + {v}", "max": "tile::maximum({x}, {v})", "min": "tile::minimum({x}, {v})"}
+from harness.cpu.tilelang_expr import Expressions, Unsupported, bits_of, kind_of, op_of, walk
+
 # Statements that only order threads, or only advise the GPU compiler: nothing to do when one thread does everything.
 _ORDERING = {"tvm_storage_sync", "sync_warp", "threadfence", "threadfence_block", "fence_proxy_async", "sync_grid"}
 _ADVICE = {"no_set_max_nreg", "set_max_nreg", "annotate_producer_reg_dealloc", "annotate_consumer_reg_alloc"}
 _TILE_SCOPES = ("shared", "shared.dyn", "local.fragment")
-
-
-class Unsupported(Exception):
-    """The program uses something that cannot run here, or that no GPU would run as meant. str() is one sentence."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,45 +49,6 @@ def emit(func: Any, pass_configs: Mapping[str, Any] | None = None) -> Program:
     return _Emitter(func, pass_configs or {}).program()
 
 
-def _kind(node: Any) -> str:
-    return type(node).__name__
-
-
-def _op(node: Any) -> str:
-    """The name of a call's operator without its dialect: "tirx.exp2" -> "exp2", "tl.tileop.copy" -> "tileop.copy"."""
-    name = str(getattr(node.op, "name", node.op))
-    return name.partition(".")[2] or name
-
-
-def _children(node: Any) -> Iterator[Any]:
-    """The direct sub-expressions and sub-statements of a node."""
-    for field in (
-        "a",
-        "b",
-        "value",
-        "condition",
-        "true_value",
-        "false_value",
-        "body",
-        "then_case",
-        "else_case",
-        "block",
-    ):
-        child = getattr(node, field, None)
-        if child is not None and not isinstance(child, (int, float, str, bool)):
-            yield child
-    for field in ("args", "indices", "seq"):
-        yield from getattr(node, field, None) or ()
-    if _kind(node) == "For":
-        yield from (node.min, node.extent)
-
-
-def _walk(node: Any) -> Iterator[Any]:
-    yield node
-    for child in _children(node):
-        yield from _walk(child)
-
-
 def _shared_peak(block: Any) -> int:
     """Bytes of shared memory in use at one time: a tile is live from its first to its last top-level statement."""
     size: dict[Any, int] = {}
@@ -116,13 +57,13 @@ def _shared_peak(block: Any) -> int:
             count = 1
             for extent in buffer.shape:
                 count *= int(extent)
-            size[buffer.data] = count * max(1, _bits(str(buffer.dtype)) // 8)
+            size[buffer.data] = count * max(1, bits_of(str(buffer.dtype)) // 8)
     body = block.body
-    while _kind(body) in ("AttrStmt", "SBlockRealize", "SBlock"):
-        body = body.block if _kind(body) == "SBlockRealize" else body.body
+    while kind_of(body) in ("AttrStmt", "SBlockRealize", "SBlock"):
+        body = body.block if kind_of(body) == "SBlockRealize" else body.body
     live: list[set[Any]] = []
-    for statement in body.seq if _kind(body) == "SeqStmt" else [body]:
-        live.append({node.buffer.data for node in _walk(statement) if _kind(node) in ("BufferLoad", "BufferStore")})
+    for statement in body.seq if kind_of(body) == "SeqStmt" else [body]:
+        live.append({node.buffer.data for node in walk(statement) if kind_of(node) in ("BufferLoad", "BufferStore")})
     peak = 0
     for step in range(len(live)):
         now = [b for b in size if any(b in s for s in live[: step + 1]) and any(b in s for s in live[step:])]
@@ -130,25 +71,16 @@ def _shared_peak(block: Any) -> int:
     return peak
 
 
-def _bits(dtype: str) -> int:
-    return 8 if dtype == "bool" else int("".join(c for c in dtype if c.isdigit()))
-
-
-class _Emitter:
+class _Emitter(Expressions):
     def __init__(self, func: Any, pass_configs: Mapping[str, Any]) -> None:
+        super().__init__()
         self.func = func
         self.guarded = not pass_configs.get("tl.disable_safe_memory_legalize", False)
         self.lines: list[str] = []
         self.depth = 1
-        self.names: dict[Any, str] = {}
-        self.taken: set[str] = set()
-        self.buffers: dict[Any, str] = {}
-        self.thread_axes: dict[Any, int] = {}  # variable of a thread index -> axis
         self.threads = [1, 1, 1]
         self.parallel = 0  # nesting of T.Parallel
-        self.threaded = False  # inside a statement that runs for each thread in turn
         self.shared_bytes = 0
-        self.counter = 0
 
     # ---- text -------------------------------------------------------------------------------------------------------
 
@@ -163,25 +95,6 @@ class _Emitter:
         for _ in range(count):
             self.depth -= 1
             self.line("}")
-
-    def unique(self, base: str) -> str:
-        clean = "".join(c if c.isalnum() else "_" for c in base)
-        name = f"{clean}_"
-        while name in self.taken:
-            self.counter += 1
-            name = f"{clean}_{self.counter}"
-        self.taken.add(name)
-        return name
-
-    def declare(self, var: Any) -> str:
-        self.names[var] = self.unique(str(var.name))
-        return self.names[var]
-
-    def ctype(self, dtype: Any) -> str:
-        try:
-            return C_TYPES[str(dtype)]
-        except KeyError:
-            raise Unsupported(f"dtype {dtype} has no CPU counterpart here") from None
 
     # ---- the whole function -----------------------------------------------------------------------------------------
 
@@ -211,7 +124,7 @@ class _Emitter:
                 f"{{{sizes}}}}};"
             )
             for axis, extent in enumerate(buffer.shape):
-                if _kind(extent) == "Var" and extent not in self.names:
+                if kind_of(extent) == "Var" and extent not in self.names:
                     var = self.declare(extent)
                     ctype = self.ctype(extent.dtype)
                     self.line(f"const {ctype} {var} = static_cast<{ctype}>(values[{values + axis}]);")
@@ -240,7 +153,7 @@ class _Emitter:
     # ---- statements -------------------------------------------------------------------------------------------------
 
     def statement(self, node: Any) -> None:
-        kind = _kind(node)
+        kind = kind_of(node)
         if self._runs_per_thread(node):
             self._per_thread(node)
             return
@@ -280,7 +193,7 @@ class _Emitter:
         self.statement(node.body)
 
     def _stmt_bind(self, node: Any) -> None:
-        if _kind(node.value) == "Call" and _op(node.value) == "launch_thread_idx":
+        if kind_of(node.value) == "Call" and op_of(node.value) == "launch_thread_idx":
             self.thread_axes[node.var] = int(node.value.args[0])
             return
         self.line(f"const {self.ctype(node.var.dtype)} {self.declare(node.var)} = {self.expr(node.value)};")
@@ -330,21 +243,23 @@ class _Emitter:
             raise Unsupported(
                 f"{buffer.name} would hold another value in every thread; pass it on through shared memory instead"
             )
-        whole_block = self.parallel == 0 and not self.threaded
-        if whole_block and not scope.startswith("local"):
-            if any(_kind(n) == "BufferLoad" and n.buffer.same_as(buffer) for n in _walk(node.value)):
-                raise Unsupported(
-                    f"every thread of the block updates {buffer.name} in place, which is a race on a GPU; "
-                    "do it in T.Parallel or in one thread"
-                )
+        by_all = self.parallel == 0 and not self.threaded and not scope.startswith("local")
+        if by_all and any(
+            kind_of(n) == "BufferLoad" and n.buffer.same_as(buffer) and str(n.indices) == str(node.indices)
+            for n in walk(node.value)
+        ):
+            raise Unsupported(
+                f"every thread of the block updates {buffer.name} in place, which is a race on a GPU; "
+                "do it in T.Parallel or in one thread"
+            )
         ctype = self.ctype(buffer.dtype)
         self.line(f"{self._access(node, 'put')} = {ctype}({self.expr(node.value)});")
 
     def _stmt_evaluate(self, node: Any) -> None:
         call = node.value
-        if _kind(call) != "Call":
+        if kind_of(call) != "Call":
             return
-        op = _op(call)
+        op = op_of(call)
         if op in _ADVICE or (op in _ORDERING and not self.threaded):
             return
         if op in _ORDERING:
@@ -371,18 +286,20 @@ class _Emitter:
         """A branch on the thread index, or a leaf that every thread of the block executes with an effect of its own."""
         if self.threaded or self.parallel:
             return False
-        kind = _kind(node)
+        kind = kind_of(node)
         if kind == "IfThenElse":
-            return any(n in self.thread_axes for n in _walk(node.condition) if _kind(n) == "Var")
-        if kind in ("BufferStore", "Evaluate", "Bind") and not (kind == "Bind" and node.var in self.thread_axes):
-            return any(
-                (_kind(n) == "Var" and n in self.thread_axes) or (_kind(n) == "Call" and _op(n).startswith("atomic_"))
-                for n in _walk(node)
-            )
+            return any(n in self.thread_axes for n in walk(node.condition) if kind_of(n) == "Var")
+        if kind not in ("BufferStore", "Evaluate", "Bind") or (kind == "Bind" and node.var in self.thread_axes):
+            return False
+        for n in walk(node):
+            if (kind_of(n) == "Var" and n in self.thread_axes) or (
+                kind_of(n) == "Call" and op_of(n).startswith("atomic_")
+            ):
+                return True
         return False
 
     def _per_thread(self, node: Any) -> None:
-        if _kind(node) == "Bind":
+        if kind_of(node) == "Bind":
             raise Unsupported(f"{node.var.name} would hold another value in every thread, which cannot run on the CPU")
         self.threaded = True
         for axis, extent in enumerate(self.threads):
@@ -403,7 +320,7 @@ class _Emitter:
 
     @staticmethod
     def _constant(extent: Any) -> int | None:
-        return int(extent.value) if _kind(extent) == "IntImm" else None
+        return int(extent.value) if kind_of(extent) == "IntImm" else None
 
     def _hoist(self, starts: list[str]) -> list[str]:
         """Bind the first indices of a region to names, so that they are computed once."""
@@ -445,7 +362,7 @@ class _Emitter:
         self._elementwise("atomic_add", call, "{target} = {type}({target} + {source});")
 
     def _elementwise(self, what: str, call: Any, store: str) -> None:
-        if _kind(call.args[0]) != "Call" or _op(call.args[0]) != "region":
+        if kind_of(call.args[0]) != "Call" or op_of(call.args[0]) != "region":
             raise Unsupported(f"T.{what} of a single value into a region is not supported on the CPU; use T.fill")
         source, s_start, s_extent = self._region(call.args[0])
         target, t_start, t_extent = self._region(call.args[1])
@@ -541,113 +458,3 @@ class _Emitter:
         self.close(inner)
         self.line(f"{t_name}.put({at}) = {ctype}(total);")
         self.close(count + 1)
-
-    # ---- expressions ------------------------------------------------------------------------------------------------
-
-    def _buffer(self, buffer: Any) -> str:
-        """The C++ name of a buffer; T.reshape and T.view give buffers that share the memory of another one."""
-        if buffer not in self.buffers:
-            base = next((known for known in self.buffers if known.data.same_as(buffer.data)), None)
-            if base is None:
-                raise Unsupported(f"{buffer.name} is used but not allocated in this kernel")
-            ctype, sizes = self.ctype(buffer.dtype), ", ".join(self.expr(extent) for extent in buffer.shape)
-            self.buffers[buffer] = (
-                f"Buffer<{ctype}, {len(buffer.shape)}>{{reinterpret_cast<{ctype}*>({self.buffers[base]}.data), "
-                f'"{buffer.name}", {"true" if str(buffer.scope()) == "global" else "false"}, {{{sizes}}}}}'
-            )
-        return self.buffers[buffer]
-
-    def _access(self, node: Any, how: str) -> str:
-        return f"{self._buffer(node.buffer)}.{how}({', '.join(self.expr(i) for i in node.indices)})"
-
-    def expr(self, node: Any) -> str:
-        kind = _kind(node)
-        if kind in _BINARY or kind in _HELPERS:
-            ctype, a, b = self.ctype(node.dtype), self.expr(node.a), self.expr(node.b)
-            if kind in _HELPERS:
-                return f"{_HELPERS[kind]}<{ctype}>({a}, {b})"
-            return f"{ctype}({a} {_BINARY[kind]} {b})"
-        if kind in _COMPARE:
-            return f"({self.expr(node.a)} {_COMPARE[kind]} {self.expr(node.b)})"
-        if kind == "Not":
-            return f"(!{self.expr(node.a)})"
-        if kind == "Var":
-            if node in self.thread_axes and not self.threaded:
-                raise Unsupported("the thread index is used outside a branch or store that single threads execute")
-            if node not in self.names:
-                raise Unsupported(f"{node.name} has no value on the CPU")
-            return self.names[node]
-        if kind == "IntImm":
-            ctype, value = self.ctype(node.dtype), int(node.value)
-            if ctype == "bool":
-                return "true" if value else "false"
-            return f"{ctype}({value}LL)" if value > -(2**63) else "INT64_MIN"
-        if kind == "FloatImm":
-            return self._float(float(node.value), str(node.dtype))
-        if kind == "Cast":
-            return f"{self.ctype(node.dtype)}({self.expr(node.value)})"
-        if kind == "BufferLoad":
-            return self._access(node, "get")
-        if kind == "Select":
-            return self._choose(node, node.condition, node.true_value, node.false_value)
-        if kind == "Call":
-            return self._call(node)
-        raise Unsupported(f"a {kind} expression is not supported on the CPU")
-
-    def _float(self, value: float, dtype: str) -> str:
-        ctype = self.ctype(dtype)
-        if value != value:
-            return f"{ctype}(NAN)"
-        if value in (float("inf"), float("-inf")):
-            return f"{ctype}({'-' if value < 0 else ''}INFINITY)"
-        return f"{ctype}({value.hex()})"
-
-    def _choose(self, node: Any, condition: Any, true: Any, false: Any) -> str:
-        ctype = self.ctype(node.dtype)
-        return f"({self.expr(condition)} ? {ctype}({self.expr(true)}) : {ctype}({self.expr(false)}))"
-
-    def _call(self, node: Any) -> str:
-        op = _op(node)
-        if op == "if_then_else":
-            return self._choose(node, *node.args)
-        if op.startswith("atomic_") and op.endswith("_elem_op"):
-            return self._atomic(node, op)
-        if op in ("infinity", "likely", "isnan", "isinf", "isfinite", "reinterpret", "rsqrt", "abs", "bitwise_not"):
-            ctype = self.ctype(node.dtype)
-            if op == "infinity":
-                return f"{ctype}(INFINITY)"
-            value = self.expr(node.args[0])
-            return {
-                "likely": value,
-                "reinterpret": f"reinterpret<{ctype}>({value})",
-                "rsqrt": f"{ctype}(1 / std::sqrt({value}))",
-                "bitwise_not": f"{ctype}(~{value})",
-            }.get(op, f"{ctype}(std::{op}({value}))")
-        if op in _OPERATORS:
-            a, b = (self.expr(argument) for argument in node.args)
-            return f"{self.ctype(node.dtype)}({a} {_OPERATORS[op]} {b})"
-        if op in _FUNCTIONS:
-            arguments = ", ".join(f"wide<{self.ctype(a.dtype)}>({self.expr(a)})" for a in node.args)
-            name = _FUNCTIONS[op]
-            if name == "exp10":
-                return f"{self.ctype(node.dtype)}(std::pow(10.0, {arguments}))"
-            return f"{self.ctype(node.dtype)}(std::{name}({arguments}))"
-        raise Unsupported(f"T.{op.removeprefix('tl_')} is not supported on the CPU")
-
-    def _atomic(self, node: Any, op: str) -> str:
-        """atomic_{add,max,min}[_ret]_elem_op(access_ptr(load, ..), value, ..) and atomic_{load,store}_elem_op."""
-        action = op.removeprefix("atomic_").removesuffix("_elem_op")
-        target = self._access(node.args[0].args[0], "put")
-        ctype = self.ctype(node.args[0].args[0].buffer.dtype)
-        if action == "load":
-            return target
-        value = f"{ctype}({self.expr(node.args[1])})"
-        if action == "store":
-            return f"({target} = {value})"
-        returns = action.endswith("_ret")
-        action = action.removesuffix("_ret")
-        if action not in _ATOMICS:
-            raise Unsupported(f"T.atomic_{action} is not supported on the CPU")
-        new = _ATOMICS[action].format(x="x", v="v")
-        body = f"auto& x = {target}; const {ctype} v = {value}; const {ctype} old = x; x = {ctype}({new}); "
-        return f"[&] {{ {body}{'return old;' if returns else ''} }}()"

@@ -162,17 +162,19 @@ __attribute__((noinline)) void gemm(const TA* a, int64_t lda, const TB* b, int64
   }
 }
 
-[[noreturn]] inline void bad(Kind kind, const char* format, const char* name, int64_t at, int64_t expected, int64_t found) {
-  Fault fault{kind, {}};
-  std::snprintf(fault.text, sizeof fault.text, format, name, (long long)at, (long long)expected, (long long)found);
+inline void expect_dim(const char* name, int axis, int64_t expected, int64_t found) {
+  if (expected == found) return;
+  Fault fault{BAD_ARGUMENT, {}};
+  std::snprintf(fault.text, sizeof fault.text, "argument %s: dimension %d must be %lld, got %lld", name, axis,
+                (long long)expected, (long long)found);
   throw fault;
 }
-inline void expect_dim(const char* name, int dim, int64_t expected, int64_t found) {
-  if (expected != found) bad(BAD_ARGUMENT, "argument %s: dimension %lld must be %lld, got %lld", name, dim, expected, found);
-}
 inline int64_t grid(const char* axis, int64_t extent) {
-  if (extent <= 0) bad(BAD_LAUNCH, "T.Kernel: grid axis %s (%lld) must be at least %lld, got %lld", axis, 0, 1, extent);
-  return extent;
+  if (extent > 0) return extent;
+  Fault fault{BAD_LAUNCH, {}};
+  std::snprintf(fault.text, sizeof fault.text, "a grid of %lld blocks along %s cannot be launched on a GPU",
+                (long long)extent, axis);
+  throw fault;
 }
 
 }  // namespace tile
