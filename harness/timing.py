@@ -14,6 +14,7 @@ import functools
 import random
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -85,11 +86,15 @@ class Peaks(NamedTuple):
     cold: bool
 
 
+def cache_bytes() -> int:
+    """Size of the L2 cache as the driver tells it, 0 where it does not."""
+    return int(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "L2_cache_size", 0))
+
+
 @functools.cache
 def flush_buffer() -> Tensor:
     """Memory to sweep: 256 MB or four times the L2 cache, whichever is larger."""
-    cache = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "L2_cache_size", 0)
-    return torch.zeros(max(FLUSH_BYTES, 4 * cache) // 8, dtype=torch.int64, device="cuda")
+    return torch.zeros(max(FLUSH_BYTES, 4 * cache_bytes()) // 8, dtype=torch.int64, device="cuda")
 
 
 def _timed(call: Callable[[], object]) -> tuple[Any, Any]:
@@ -130,8 +135,11 @@ def calibrate() -> Peaks:
 
     On zeros, because they cost the least power and so give the highest clock: the peaks are to be generous.
     """
-    part, flush = torch.zeros(4 << 20, dtype=torch.float32, device="cuda"), flush_buffer()
-    hot, cold = _fastest_s(lambda: _sum(part)), _fastest_s(lambda: _sum(part), lambda: _mark(flush, 1))
+    # A part that fits in the cache. Both sides begin with the flush, so that both find the queue filled and the host's
+    # launch time hidden behind it; only the hot side then reads the part once before its clock starts.
+    part, flush = torch.zeros((cache_bytes() or 8 << 20) // 8, dtype=torch.float32, device="cuda"), flush_buffer()
+    cold = _fastest_s(lambda: _sum(part), lambda: _mark(flush, 1))
+    hot = _fastest_s(lambda: _sum(part), lambda: (_mark(flush, 1), _sum(part)))
     bf16 = _product_rate(torch.bfloat16, _matmul)
     try:
         int8 = _product_rate(torch.int8, torch._int_mm)
@@ -185,12 +193,14 @@ def _profiled(calls: Sequence[Callable[[], object]]) -> list[list[KernelEvent]] 
     """Run calls under the profiler, each after a flush; the kernels of each, None when the profiler failed to see."""
     flush, small = flush_buffer(), torch.zeros(1, dtype=torch.int64, device="cuda")
     finish_device()
-    with profile(activities=[ProfilerActivity.CUDA]) as session:
-        for call in calls:
-            _mark(flush, 1)
-            call()
-            _mark(small, 1)
-        finish_device()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of cycles, of which there is one; users would see it as theirs
+        with profile(activities=[ProfilerActivity.CUDA]) as session:
+            for call in calls:
+                _mark(flush, 1)
+                call()
+                _mark(small, 1)
+            finish_device()
     events = [
         KernelEvent(event.name, float(event.time_range.start), float(event.time_range.elapsed_us()))
         for event in session.events() or ()
