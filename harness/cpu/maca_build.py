@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -40,6 +42,9 @@ _MODE_FLAGS: dict[str, tuple[str, ...]] = {
 }
 # Only the interface leaves the library, so that two of them in one process never share a variable.
 _EXPORTS = "{ global: run_kernel; sim_*; cuMemGetAddressRange*; wcuMemGetAddressRange*; local: *; };\n"
+
+
+_ERROR = re.compile(r"(?:^|[\s:])error\s*:|undefined reference")
 
 
 def digest(*parts: str | bytes) -> str:
@@ -82,11 +87,13 @@ def cached(key: str, make: Callable[[Path], None]) -> Path:
 
 def run_compiler(command: Sequence[str], source: Path) -> None:
     """Run one compiler command; KernelFault (COMPILE_ERROR) that starts at the first error line when it fails."""
-    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", errors="replace")
+    # In English, so that the first error can be told from what the compiler says around it.
+    environment = {**os.environ, "LC_ALL": "C"}
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", errors="replace", env=environment)
     if done.returncode == 0:
         return
     lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-    first = next((i for i, line in enumerate(lines) if "error" in line.lower()), None)
+    first = next((i for i, line in enumerate(lines) if _ERROR.search(line)), None)
     if first is None:
         lines, first = [f"{source.name}: {command[0]} ended with code {done.returncode}", *lines[-20:]], 0
     text = "\n".join(lines[first : first + 20])

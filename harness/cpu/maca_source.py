@@ -71,6 +71,17 @@ def _next(tokens: list[_Token], index: int) -> int:
     return index
 
 
+def _opening(tokens: list[_Token], at: int) -> int:
+    """Index of the "[" that the "]" at `at` closes, or 0."""
+    depth = 0
+    while at > 0:
+        depth += (tokens[at].text == "]") - (tokens[at].text == "[")
+        if depth == 0:
+            break
+        at -= 1
+    return at
+
+
 def _callee_start(tokens: list[_Token], end: int) -> int:
     """Index of the first token of the id-expression that ends right before `end`: a::b<c, (d)>."""
     at = _previous(tokens, end)
@@ -87,6 +98,8 @@ def _callee_start(tokens: list[_Token], end: int) -> int:
                         break
                 at -= 1
             at = _previous(tokens, at)
+        while at >= 0 and tokens[at].text == "]":  # an element of a table of kernels
+            at = _previous(tokens, _opening(tokens, at))
         if at < 0 or tokens[at].kind != "name":
             break
         start = at

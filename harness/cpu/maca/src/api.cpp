@@ -143,7 +143,7 @@ void cp_async(void* shared, const void* global, int bytes, int valid) {
         fail_here("OUT_OF_BOUNDS", "cp.async of " + std::to_string(bytes) + " bytes with a misaligned address",
                   __builtin_return_address(0), __builtin_frame_address(0));
     }
-    self.copies.push_back({shared, global, bytes, valid, self.groups});
+    self.copies.push_back({shared, global, bytes, valid, self.groups, __builtin_return_address(0)});
 }
 
 void cp_async_commit() { ++g.current->groups; }
@@ -153,8 +153,8 @@ void cp_async_wait(int left) {
     size_t done = 0;
     for (; done < self.copies.size() && self.copies[done].group < self.groups - left; ++done) {
         const AsyncCopy& copy = self.copies[done];
-        touch_read(copy.global, size_t(copy.valid));
-        touch_write(copy.shared, size_t(copy.bytes));
+        check_access(reinterpret_cast<uintptr_t>(copy.global), size_t(copy.valid), false, false, copy.frame, nullptr);
+        check_access(reinterpret_cast<uintptr_t>(copy.shared), size_t(copy.bytes), true, false, copy.frame, nullptr);
         std::memset(copy.shared, 0, size_t(copy.bytes));
         std::memcpy(copy.shared, copy.global, size_t(copy.valid));
     }

@@ -42,7 +42,8 @@ int add_module(dl_phdr_info* info, size_t, void*) {
 
 std::string describe(uintptr_t address, size_t bytes) {
     for (const Thread& thread : g.threads) {
-        if (address - thread.stack_low < kStackBytes) return "a local variable of thread " + std::to_string(thread.id);
+        if (thread.stack_low != 0 && address - thread.stack_low < kStackBytes)
+            return "a local variable of thread " + std::to_string(thread.id);
     }
     // The nearest piece at most 1 MiB away names the access better than a bare address.
     const Range* nearest = nullptr;

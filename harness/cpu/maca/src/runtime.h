@@ -18,6 +18,7 @@ struct AsyncCopy {
     void* shared;
     const void* global;
     int bytes, valid, group;
+    void* frame;  // where the copy was asked for
 };
 
 struct Wave;
