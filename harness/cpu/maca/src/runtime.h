@@ -77,6 +77,7 @@ struct Machine {
     uint64_t seed = 0, random = 0;
     bool counting = false;
     Counters* counters = nullptr;
+    int error = 0;  // the cudaError_t of the last call that failed
     Fault fault;
     Fault pending;  // a read of unwritten shared memory, until it is known whether a race explains it
 };
