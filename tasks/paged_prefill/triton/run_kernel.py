@@ -32,7 +32,7 @@ TUNING = {
     },
     # H200: 8 warps are two warpgroups, so one does softmax while the other multiplies; 228 KiB of shared memory take
     # Q and three K/V stages. A lane of 8 warps fetches 4 rows of a 64 x 128 K tile, by 4 page ids, and 4 of V.
-    # BLOCK_N < 32 * num_warps: the page ids are then loaded in the layouts of K and V, else moved through shared memory.
+    # BLOCK_N < 32 * num_warps: page ids are then loaded in the layouts of K and V, else moved through shared memory.
     "sm90": {
         64: (128, 128, 8, 3),  # Q 16 + 3 * 32 KiB: short rows of K and V want more keys per step
         128: (128, 64, 8, 3),  # Q 32 + 3 * 32 KiB
