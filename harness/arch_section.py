@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+
+from harness import ctokens
 
 ROOT = Path(__file__).resolve().parent.parent
 MASTER = ROOT / "tasks" / "common" / "arch.cuh"
@@ -22,87 +22,8 @@ ALLOWED_DIRECTIVES = ("include", "pragma")
 ASSEMBLY = ("asm", "__asm", "__asm__")
 
 
-class Token(NamedTuple):
-    """`kind` is "word" (identifier or keyword), "directive" (its name) or "other" (numbers, literals, punctuation)."""
-
-    kind: str
-    text: str
-    line: int
-
-
 class SectionError(Exception):
     """A submission whose markers are missing or out of order; str() is the sentence for the user."""
-
-
-def tokens(text: str) -> Iterator[Token]:
-    """The tokens of C++ source text, without comments; a literal is one token, whatever it contains."""
-    i, line, fresh = 0, 1, True  # fresh: only white space so far on this line
-    while i < len(text):
-        start, here = i, line
-        c = text[i]
-        if c == "\\" and text[i + 1 : i + 2] == "\n":
-            i += 2
-        elif c.isspace():
-            fresh = fresh or c == "\n"
-            i += 1
-        elif text.startswith("//", i):
-            i = _line_end(text, i)
-        elif text.startswith("/*", i):
-            i = _after(text, "*/", i + 2)
-        elif c == "#" and fresh:
-            while i < len(text) and (text[i] == "#" or text[i] in " \t"):
-                i += 1
-            name = i
-            i = _word_end(text, i)
-            yield Token("directive", text[name:i], here)
-            fresh = False
-        elif c.isalpha() or c == "_":
-            i = _word_end(text, i)
-            fresh = False
-            if text[i : i + 1] == '"' and text[start:i] in ("R", "u8R", "uR", "UR", "LR"):
-                delimiter = text[i + 1 : text.index("(", i)]
-                i = _after(text, f'){delimiter}"', i)
-                yield Token("other", text[start:i], here)
-            else:
-                yield Token("word", text[start:i], here)
-        elif c.isdigit():
-            # Digit separators and exponents belong to the number: 1'000, 1e-5f.
-            while i < len(text) and (
-                text[i].isalnum() or text[i] in "._'" or (text[i] in "+-" and text[i - 1] in "eEpP")
-            ):
-                i += 1
-            fresh = False
-            yield Token("other", text[start:i], here)
-        else:
-            i = _literal_end(text, i) if c in "\"'" else i + 1
-            fresh = False
-            yield Token("other", text[start:i], here)
-        line += text.count("\n", start, i)
-
-
-def _line_end(text: str, i: int) -> int:
-    while i < len(text) and text[i] != "\n":
-        i += 2 if text[i] == "\\" else 1  # a backslash at the end continues the comment
-    return min(i, len(text))
-
-
-def _after(text: str, mark: str, i: int) -> int:
-    found = text.find(mark, i)
-    return len(text) if found < 0 else found + len(mark)
-
-
-def _word_end(text: str, i: int) -> int:
-    while i < len(text) and (text[i].isalnum() or text[i] == "_"):
-        i += 1
-    return i
-
-
-def _literal_end(text: str, i: int) -> int:
-    quote = text[i]
-    i += 1
-    while i < len(text) and text[i] not in (quote, "\n"):
-        i += 2 if text[i] == "\\" else 1
-    return min(i + 1, len(text))
 
 
 def split(text: str, name: str) -> tuple[str, str, str]:
@@ -122,17 +43,29 @@ def split(text: str, name: str) -> tuple[str, str, str]:
     return "".join(lines[:first]), "".join(lines[first:last]), "".join(lines[last:])
 
 
-def violations(text: str, name: str) -> list[str]:
-    """What breaks the one-body rule outside the arch section, one sentence each, with the line."""
-    before, section, after = split(text, name)
-    blank = "\n" * section.count("\n")  # keeps the line numbers
+def breaches(text: str, name: str) -> list[tuple[int, str]]:
+    """What breaks the one-body rule outside the arch section: the line and the directive or the word.
+
+    Without any marker the whole text is outside.
+    """
+    if BEGIN in text or END in text:
+        before, section, after = split(text, name)
+        text = before + "\n" * section.count("\n") + after  # keeps the line numbers
+    tokens = ctokens.solid(text)
     found = []
-    for token in tokens(before + blank + after):
-        if token.kind == "directive" and token.text not in ALLOWED_DIRECTIVES:
-            found.append(f"{name}:{token.line}: #{token.text} outside the arch section")
-        elif token.kind == "word" and (token.text in ASSEMBLY or token.text.startswith("__builtin_mxc")):
-            found.append(f"{name}:{token.line}: {token.text} outside the arch section")
+    for at, token in enumerate(tokens):
+        directive = ctokens.directive(tokens, at)
+        if directive and directive not in ALLOWED_DIRECTIVES:
+            found.append((token.line, f"#{directive}"))
+        elif token.kind == "name" and (token.text in ASSEMBLY or token.text.startswith("__builtin_mxc")):
+            found.append((token.line, token.text))
     return found
+
+
+def violations(text: str, name: str) -> list[str]:
+    """`breaches` of a file that must have its section, one sentence each."""
+    split(text, name)
+    return [f"{name}:{line}: {what} outside the arch section" for line, what in breaches(text, name)]
 
 
 def submissions(root: Path = ROOT) -> list[Path]:

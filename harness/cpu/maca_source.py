@@ -9,23 +9,7 @@ same as the submission, so that every diagnostic carries its own line numbers.
 
 from __future__ import annotations
 
-import dataclasses
-import re
-
-# One token of C++, comments and white space included, so that joining them gives the file back.
-_TOKEN = re.compile(
-    r"""
-    (?P<space>(?:[ \t\r\f\v\n]|\\\n)+)
-  | (?P<comment>//(?:\\\n|[^\n])*|/\*.*?\*/)
-  | (?P<raw>(?:u8|[uUL])?R"(?P<tag>[^()\\\s]{0,16})\(.*?\)(?P=tag)")
-  | (?P<string>(?:u8|[uUL])?"(?:\\.|[^"\\\n])*")
-  | (?P<char>(?:u8|[uUL])?'(?:\\.|[^'\\\n])+')
-  | (?P<number>\.?[0-9](?:[eEpP][+-]|'[0-9A-Za-z]|[0-9A-Za-z_.])*)
-  | (?P<name>[A-Za-z_$][A-Za-z0-9_$]*)
-  | (?P<op><<<|>>>|::|->|.)
-    """,
-    re.VERBOSE | re.DOTALL,
-)
+from harness.ctokens import Token, tokenize
 
 
 class SourceError(Exception):
@@ -36,42 +20,21 @@ class SourceError(Exception):
         self.line = line
 
 
-@dataclasses.dataclass
-class _Token:
-    kind: str
-    text: str
-    line: int
-
-    @property
-    def solid(self) -> bool:
-        return self.kind not in ("space", "comment")
-
-
-def tokenize(source: str) -> list[_Token]:
-    """All tokens of a C++ file in order, white space and comments included."""
-    tokens, line = [], 1
-    for match in _TOKEN.finditer(source):
-        text = match.group()
-        tokens.append(_Token(match.lastgroup if match.lastgroup != "tag" else "raw", text, line))  # type: ignore[arg-type]
-        line += text.count("\n")
-    return tokens
-
-
-def _previous(tokens: list[_Token], index: int) -> int:
+def _previous(tokens: list[Token], index: int) -> int:
     index -= 1
     while index >= 0 and not tokens[index].solid:
         index -= 1
     return index
 
 
-def _next(tokens: list[_Token], index: int) -> int:
+def _next(tokens: list[Token], index: int) -> int:
     index += 1
     while index < len(tokens) and not tokens[index].solid:
         index += 1
     return index
 
 
-def _opening(tokens: list[_Token], at: int) -> int:
+def _opening(tokens: list[Token], at: int) -> int:
     """Index of the "[" that the "]" at `at` closes, or 0."""
     depth = 0
     while at > 0:
@@ -82,7 +45,7 @@ def _opening(tokens: list[_Token], at: int) -> int:
     return at
 
 
-def _callee_start(tokens: list[_Token], end: int) -> int:
+def _callee_start(tokens: list[Token], end: int) -> int:
     """Index of the first token of the id-expression that ends right before `end`: a::b<c, (d)>."""
     at = _previous(tokens, end)
     start = end
@@ -115,7 +78,7 @@ def _callee_start(tokens: list[_Token], end: int) -> int:
     return start
 
 
-def _launches(tokens: list[_Token]) -> None:
+def _launches(tokens: list[Token]) -> None:
     """Rewrite every `kernel<<<configuration>>>` in place."""
     index = 0
     while index < len(tokens):
@@ -137,15 +100,15 @@ def _launches(tokens: list[_Token]) -> None:
         breaks = "".join(
             token.text for token in kernel if not token.solid and "\n" in token.text and token.kind == "space"
         )
-        head = _Token("op", f'::sim::configure("{label}", ', tokens[start].line)
+        head = Token("op", f'::sim::configure("{label}", ', tokens[start].line)
         body = f")([&](auto&... sim_a) SIM_UNHOOKED_CALL {{ {' '.join(call.split())}(sim_a...); }})"
-        tail = _Token("op", breaks + body, tokens[close].line)
+        tail = Token("op", breaks + body, tokens[close].line)
         inner = tokens[index + 1 : close]
         tokens[start : close + 1] = [head, *inner, tail]
         index = start + 1
 
 
-def _dynamic_shared(tokens: list[_Token]) -> None:
+def _dynamic_shared(tokens: list[Token]) -> None:
     """Rewrite `extern __shared__ T name[];` and `extern __shared__ T name[][N];` in place."""
     for index, token in enumerate(tokens):
         if token.text != "extern":
@@ -167,7 +130,7 @@ def _dynamic_shared(tokens: list[_Token]) -> None:
         more_dimensions = any(t.solid for t in rest)
         for i in solid:
             if tokens[i].text in ("extern", "__shared__", "static"):
-                tokens[i] = _Token("space", " ", tokens[i].line)
+                tokens[i] = Token("space", " ", tokens[i].line)
         if more_dimensions:
             tokens[name].text = f"(* const {tokens[name].text})"
         else:
@@ -180,7 +143,7 @@ def _dynamic_shared(tokens: list[_Token]) -> None:
 _ATTRIBUTES = ("__align__", "alignas", "__attribute__", "sizeof")
 
 
-def _closing(tokens: list[_Token], index: int) -> int:
+def _closing(tokens: list[Token], index: int) -> int:
     depth = 0
     while index < len(tokens):
         depth += (tokens[index].text == "(") - (tokens[index].text == ")")
@@ -190,7 +153,7 @@ def _closing(tokens: list[_Token], index: int) -> int:
     return index
 
 
-def _static_shared(tokens: list[_Token]) -> None:
+def _static_shared(tokens: list[Token]) -> None:
     """Follow each `__shared__ T a[N], b;` by a statement that tells the simulator of `a` and of `b`."""
     number = 0
     for index, token in enumerate(tokens):
@@ -219,7 +182,7 @@ def _static_shared(tokens: list[_Token]) -> None:
             tokens[at].text += f' const ::sim::Shared sim_shared_{number}("{name}", &{name}, sizeof({name}));'
 
 
-def _spellings(tokens: list[_Token]) -> None:
+def _spellings(tokens: list[Token]) -> None:
     """`__noinline__` cannot be a macro (system headers use it in attributes); `static __shared__` is static once."""
     for index, token in enumerate(tokens):
         before = _previous(tokens, index)
@@ -229,7 +192,7 @@ def _spellings(tokens: list[_Token]) -> None:
             tokens[before].text = ""
 
 
-def _launch_bounds(tokens: list[_Token]) -> None:
+def _launch_bounds(tokens: list[Token]) -> None:
     """A kernel's body starts with a check of its own `__launch_bounds__(...)`."""
     for index, token in enumerate(tokens):
         opening = _next(tokens, index)
