@@ -16,8 +16,9 @@
 // ---- arch section: the only part that knows the device. Master copy: tasks/common/arch.cuh --------------------------
 // Acc: 16 x 16 accumulators. Operands: 16 rows x 64 bytes of k (32 bf16 or 64 int8). All are spread over one wave.
 // A product c[i][j] += sum_k a[i][k] b[j][k] takes two operands of one origin, as each has its own order of k:
-// load_a x load_b, load_direct x load_direct, or acc_to_operand x (load_columns or transpose_columns).
-// Tiles in shared memory start at a multiple of 128 bytes; a row is a multiple of 128 bytes too.
+// load_a x load_b, load_direct x load_direct, or acc_to_operand x (load_columns or transpose_columns). Half operands
+// are 16 rows x 16 bf16 of k: acc_to_half x transpose_half. Tiles in shared memory start at a multiple of 128 bytes; a
+// row is a multiple of 128 bytes too.
 namespace arch {
 template <class T>
 __device__ __forceinline__ T& at(const void* base, int64_t byte) {
@@ -63,6 +64,10 @@ struct alignas(16) OperandA {
     uint32_t r[4];
 };
 using OperandB = OperandA;
+struct alignas(8) HalfA {
+    uint32_t r[2];
+};
+using HalfB = HalfA;
 template <class T>
 struct Acc {
     T v[kAccValues];
@@ -105,6 +110,12 @@ __device__ __forceinline__ void mma(Acc<float>& c, const OperandA& a, const Oper
     d = __builtin_mxc_mma_16x16x16bf16(Half{b.r[2], b.r[3]}, Half{a.r[2], a.r[3]}, d);
     c = {{d[0], d[1], d[2], d[3]}};
 }
+__device__ __forceinline__ void mma(Acc<float>& c, const HalfA& a, const HalfB& b) {
+    using Half = __NATIVE_VECTOR__(2, uint32_t);
+    __NATIVE_VECTOR__(4, float) d = {c.v[0], c.v[1], c.v[2], c.v[3]};
+    d = __builtin_mxc_mma_16x16x16bf16(Half{b.r[0], b.r[1]}, Half{a.r[0], a.r[1]}, d);
+    c = {{d[0], d[1], d[2], d[3]}};
+}
 __device__ __forceinline__ void mma(Acc<int>& c, const OperandA& a, const OperandB& b) {
     __NATIVE_VECTOR__(4, int32_t) d = {c.v[0], c.v[1], c.v[2], c.v[3]};
 #pragma unroll
@@ -113,6 +124,9 @@ __device__ __forceinline__ void mma(Acc<int>& c, const OperandA& a, const Operan
 }
 __device__ __forceinline__ OperandA acc_to_operand(const Acc<float>& a, const Acc<float>& b) {
     return {{pack(a.v[0], a.v[1]), pack(a.v[2], a.v[3]), pack(b.v[0], b.v[1]), pack(b.v[2], b.v[3])}};
+}
+__device__ __forceinline__ HalfA acc_to_half(const Acc<float>& a) {
+    return {{pack(a.v[0], a.v[1]), pack(a.v[2], a.v[3])}};
 }
 template <class Operand, class F>
 __device__ __forceinline__ Operand load_direct(int k64, int lane, F row_ptr) {
@@ -142,21 +156,24 @@ __device__ __forceinline__ void load_columns(OperandB (&out)[4], const char* til
         out[c] = at<OperandB>(tile, ((key32 * (kRowBytes / 128) + d64) * 4 + c) * 1024 + (lane ^ (lane >> 3 & 1)) * 16);
 }
 template <int kRowBytes>  // from a tile that Stage wrote
+__device__ __forceinline__ void transpose_half(HalfB (&out)[4], const char* tile, int key16, int d64, int lane) {
+    uint2 row[4], column[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+        row[i] = at<uint2>(
+            tile, swizzle<kRowBytes>(16 * key16 + (lane >> 4) * 4 + i, 8 * d64 + (lane & 15) / 2) + 8 * (lane & 1));
+    transpose4(column, row[0], row[1], row[2], row[3]);
+#pragma unroll
+    for (int c = 0; c < 4; ++c) out[c] = {{column[c].x, column[c].y}};
+}
+template <int kRowBytes>
 __device__ __forceinline__ void transpose_columns(OperandB (&out)[4], const char* tile, int key32, int d64, int lane) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        uint2 row[4], column[4];
+        HalfB half[4];
+        transpose_half<kRowBytes>(half, tile, 2 * key32 + h, d64, lane);
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-            row[i] = at<uint2>(
-                tile, swizzle<kRowBytes>(32 * key32 + 16 * h + (lane >> 4) * 4 + i, 8 * d64 + (lane & 15) / 2) +
-                          8 * (lane & 1));
-        transpose4(column, row[0], row[1], row[2], row[3]);
-#pragma unroll
-        for (int c = 0; c < 4; ++c) {
-            out[c].r[2 * h] = column[c].x;
-            out[c].r[2 * h + 1] = column[c].y;
-        }
+        for (int c = 0; c < 4; ++c) out[c].r[2 * h] = half[c].r[0], out[c].r[2 * h + 1] = half[c].r[1];
     }
 }
 // The lane's 16 of 64 columns of a row: contiguous here.
@@ -172,6 +189,10 @@ __device__ __forceinline__ void store64(float* row, const Acc<float> (&o)[4], in
     for (int v = 0; v < 4; ++v)
         at<float4>(row, 64 * (lane >> 4) + 16 * v) = {o[0].v[v] * f, o[1].v[v] * f, o[2].v[v] * f, o[3].v[v] * f};
 }
+// The lane's columns of a row of 16, of a product of load_b: four in a row here.
+__device__ __forceinline__ void store16(__nv_bfloat16* row, const Acc<float>& o, int, int lane) {
+    at<uint2>(row, 8 * (lane >> 4)) = {pack(o.v[0], o.v[1]), pack(o.v[2], o.v[3])};
+}
 template <int kRows, int kRowBytes, int kThreads>
 struct Stage {  // global -> registers at begin, registers -> shared memory at wait
     using C = Chunks<kRows, kRowBytes, kThreads>;
@@ -182,6 +203,19 @@ struct Stage {  // global -> registers at begin, registers -> shared memory at w
         for (int i = 0; i < C::kEach; ++i) {
             const int row = C::row(tid, i);
             held[i] = row < valid ? at<uint4>(row_ptr(row), 16 * C::unit(tid, i)) : uint4{0, 0, 0, 0};
+        }
+    }
+    // Rows anywhere: row r is at base + kRowBytes * its place. Each lane holds the place of held_row; lanes swap them.
+    static constexpr int kLanes = C::kUnits < kWave ? C::kUnits : kWave;
+    __device__ __forceinline__ static int held_row(int tid) {
+        static_assert(C::kWhole && C::kEach <= kLanes, "the lanes that share rows hold the places of all of them");
+        return C::row(tid, tid % kLanes % C::kEach);
+    }
+    __device__ __forceinline__ void begin(char*, int tid, int valid, const void* base, uint32_t place) {
+#pragma unroll
+        for (int i = 0; i < C::kEach; ++i) {
+            const int64_t from = int64_t(__shfl_sync(~0ull, place, i, kLanes)) * kRowBytes + 16 * C::unit(tid, i);
+            held[i] = C::row(tid, i) < min(valid, kRows) ? at<uint4>(base, from) : uint4{0, 0, 0, 0};
         }
     }
     template <int kPending = 0>
@@ -207,6 +241,21 @@ struct ColumnStage {  // the same for load_columns: transposed on the way, once 
             const int row = block / kBlocks * 32 + (chunk >> 3 & 1) * 16 + (chunk >> 4 & 3) * 4 + i % 4;
             const int byte = block % kBlocks * 128 + (chunk & 7) * 16;
             held[i / 4][i % 4] = row < valid ? at<uint4>(row_ptr(row), byte) : uint4{0, 0, 0, 0};
+        }
+    }
+    // Rows anywhere, as for Stage: a wave's chunks of one turn are of the same 32 keys.
+    __device__ __forceinline__ static int held_row(int tid) {
+        static_assert(kEach <= 2 && kTotal % kThreads == 0, "64 lanes hold the places of 32 keys for each turn");
+        return ((tid >> 6) + (kEach == 1 ? 0 : tid >> 5 & 1) * (kThreads >> 6)) / kBlocks * 32 + (tid & 31);
+    }
+    __device__ __forceinline__ void begin(char*, int tid, int valid, const void* base, uint32_t place) {
+#pragma unroll
+        for (int i = 0; i < 4 * kEach; ++i) {
+            const int chunk = tid + i / 4 * kThreads, block = chunk >> 6;
+            const int row = (chunk >> 3 & 1) * 16 + (chunk >> 4 & 3) * 4 + i % 4;
+            const int64_t from = int64_t(__shfl_sync(~0ull, place, i / 4 * 32 + row)) * kRowBytes +
+                                 block % kBlocks * 128 + (chunk & 7) * 16;
+            held[i / 4][i % 4] = block / kBlocks * 32 + row < valid ? at<uint4>(base, from) : uint4{0, 0, 0, 0};
         }
     }
     template <int kPending = 0>
@@ -316,6 +365,12 @@ struct alignas(16) OperandA {
 struct alignas(16) OperandB {
     uint32_t r[2][4];  // the same; r[.][0], r[.][1] are rows 0-7, r[.][2], r[.][3] rows 8-15
 };
+struct alignas(16) HalfA {
+    uint32_t r[4];
+};
+struct alignas(16) HalfB {
+    uint32_t r[4];
+};
 template <class T>
 struct Acc {
     T v[kAccValues];
@@ -342,9 +397,16 @@ __device__ __forceinline__ void mma(Acc<T>& c, const OperandA& a, const OperandB
 #pragma unroll
         for (int n = 0; n < 2; ++n) mma_m16n8(c.v + 4 * n, a.r[h], b.r[h][2 * n], b.r[h][2 * n + 1]);
 }
+__device__ __forceinline__ void mma(Acc<float>& c, const HalfA& a, const HalfB& b) {
+#pragma unroll
+    for (int n = 0; n < 2; ++n) mma_m16n8(c.v + 4 * n, a.r, b.r[2 * n], b.r[2 * n + 1]);
+}
 __device__ __forceinline__ OperandA acc_to_operand(const Acc<float>& a, const Acc<float>& b) {
     return {{{pack(a.v[0], a.v[1]), pack(a.v[2], a.v[3]), pack(a.v[4], a.v[5]), pack(a.v[6], a.v[7])},
              {pack(b.v[0], b.v[1]), pack(b.v[2], b.v[3]), pack(b.v[4], b.v[5]), pack(b.v[6], b.v[7])}}};
+}
+__device__ __forceinline__ HalfA acc_to_half(const Acc<float>& a) {
+    return {{pack(a.v[0], a.v[1]), pack(a.v[2], a.v[3]), pack(a.v[4], a.v[5]), pack(a.v[6], a.v[7])}};
 }
 __device__ __forceinline__ OperandA put_direct(OperandA, uint4 x, uint4 y) {
     return {{{x.x, y.x, x.y, y.y}, {x.z, y.z, x.w, y.w}}};
@@ -389,6 +451,13 @@ template <int kRowBytes>
 __device__ __forceinline__ void transpose_columns(OperandB (&out)[4], const char* tile, int key32, int d64, int lane) {
     load_columns<kRowBytes>(out, tile, key32, d64, lane);
 }
+template <int kRowBytes>
+__device__ __forceinline__ void transpose_half(HalfB (&out)[4], const char* tile, int key16, int d64, int lane) {
+    const int lane_byte = swizzle<kRowBytes>(lane & 15, lane >> 4);
+#pragma unroll
+    for (int c = 0; c < 4; ++c)
+        ldmatrix_x4<true>(out[c].r, tile, 16 * key16 * kRowBytes + d64 * 128 + (lane_byte ^ (c << 5)));
+}
 // The lane's 16 of 64 columns of the row in `slot`: eight pairs here.
 __device__ __forceinline__ void store64(__nv_bfloat16* row, const Acc<float> (&o)[4], int slot, float f, int lane) {
 #pragma unroll
@@ -401,6 +470,12 @@ __device__ __forceinline__ void store64(float* row, const Acc<float> (&o)[4], in
     for (int p = 0; p < 8; ++p)
         at<float2>(row, 32 * p + 8 * (lane & 3)) = {o[p / 2].v[p % 2 * 4 + 2 * slot] * f,
                                                     o[p / 2].v[p % 2 * 4 + 2 * slot + 1] * f};
+}
+// The lane's columns of a row of 16, of a product of load_b: two pairs here.
+__device__ __forceinline__ void store16(__nv_bfloat16* row, const Acc<float>& o, int slot, int lane) {
+#pragma unroll
+    for (int p = 0; p < 2; ++p)
+        at<uint32_t>(row, 16 * p + 4 * (lane & 3)) = pack(o.v[4 * p + 2 * slot], o.v[4 * p + 2 * slot + 1]);
 }
 template <int kRows, int kRowBytes, int kThreads>
 struct Stage {  // cp.async: global -> shared memory; one group per begin
@@ -426,6 +501,23 @@ struct Stage {  // cp.async: global -> shared memory; one group per begin
         for (int i = 0; i < C::kEach; ++i) {
             if (C::has(tid, i)) cp_async16(tile, C::byte(tid, i), from, i * C::kStep < left);
             from += C::kStep * int64_t(rows.row_bytes);
+        }
+        cp_async_commit();
+    }
+    // Rows anywhere: row r is at base + kRowBytes * its place. Each lane holds the place of held_row; lanes swap them.
+    static constexpr int kLanes = C::kUnits < kWave ? C::kUnits : kWave;
+    __device__ __forceinline__ static int held_row(int tid) {
+        static_assert(C::kWhole && C::kEach <= kLanes, "the lanes that share rows hold the places of all of them");
+        return C::row(tid, tid % kLanes % C::kEach);
+    }
+    __device__ __forceinline__ void begin(char* tile, int tid, int valid, const void* base, uint32_t place) {
+        const char* const column = &at<char>(base, 16 * C::unit(tid, 0));
+        int left = valid - C::row(tid, 0);
+        keep_in_loop(left);
+#pragma unroll
+        for (int i = 0; i < C::kEach; ++i) {
+            const char* from = &at<char>(column, int64_t(__shfl_sync(~0u, place, i, kLanes)) * kRowBytes);
+            if (C::has(tid, i)) cp_async16(tile, C::byte(tid, i), from, i * C::kStep < left);
         }
         cp_async_commit();
     }

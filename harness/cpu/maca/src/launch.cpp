@@ -108,6 +108,7 @@ void launch(const Grid& grid, void (*entry)(const void*), const void* closure) {
         end_block_shared();
     }
     guard_signals(false);
+    g.block_serial = uint32_t(blocks);  // not the last one's, which need not be the highest: the next launch counts on
     settle_last_store();
     g.current = nullptr;
     if (g.fault.set) g.error = cudaErrorLaunchFailure;
