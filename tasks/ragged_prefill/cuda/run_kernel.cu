@@ -103,18 +103,15 @@ __device__ __forceinline__ uint32_t pack(float lo, float hi) {
     return bits;
 }
 // The rows of the builtin's first argument run along v: b goes first, so that lane r holds row r of a.
-__device__ __forceinline__ void mma(Acc<float>& c, const OperandA& a, const OperandB& b) {
-    using Half = __NATIVE_VECTOR__(2, uint32_t);
-    __NATIVE_VECTOR__(4, float) d = {c.v[0], c.v[1], c.v[2], c.v[3]};
-    d = __builtin_mxc_mma_16x16x16bf16(Half{b.r[0], b.r[1]}, Half{a.r[0], a.r[1]}, d);
-    d = __builtin_mxc_mma_16x16x16bf16(Half{b.r[2], b.r[3]}, Half{a.r[2], a.r[3]}, d);
-    c = {{d[0], d[1], d[2], d[3]}};
-}
 __device__ __forceinline__ void mma(Acc<float>& c, const HalfA& a, const HalfB& b) {
     using Half = __NATIVE_VECTOR__(2, uint32_t);
     __NATIVE_VECTOR__(4, float) d = {c.v[0], c.v[1], c.v[2], c.v[3]};
     d = __builtin_mxc_mma_16x16x16bf16(Half{b.r[0], b.r[1]}, Half{a.r[0], a.r[1]}, d);
     c = {{d[0], d[1], d[2], d[3]}};
+}
+__device__ __forceinline__ void mma(Acc<float>& c, const OperandA& a, const OperandB& b) {
+    mma(c, HalfA{{a.r[0], a.r[1]}}, HalfB{{b.r[0], b.r[1]}});
+    mma(c, HalfA{{a.r[2], a.r[3]}}, HalfB{{b.r[2], b.r[3]}});
 }
 __device__ __forceinline__ void mma(Acc<int>& c, const OperandA& a, const OperandB& b) {
     __NATIVE_VECTOR__(4, int32_t) d = {c.v[0], c.v[1], c.v[2], c.v[3]};
