@@ -196,3 +196,18 @@ def test_gpu_command_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {"-lruntime_cu", "-lmcruntime", "-shared", "-fPIC"} <= set(mxcc)
     found["cucc"] = "/bin/cucc"
     assert cuda.gpu_command(Path("a.cu"), Path("a.so"), maca, "")[0] == "/bin/cucc"
+
+
+def test_cute_compiles_and_runs() -> None:
+    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    y = torch.zeros_like(x)
+    runner("cute", "wave64", ("x", "y", "rows"), ("y",))(x, y, 64)
+    assert torch.equal(x, y)
+
+
+def test_missing_cute_is_the_machines_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "cutlass_include", tuple)
+    path = write(tmp_path, "#include <cute/tensor.hpp>\n" + KERNEL + "run_kernel(float* y) {}\n")
+    with pytest.raises(KitError, match=r"submission\.cu includes cute/tensor\.hpp, which is not here") as caught:
+        cuda.load(path, ("y",), CPU, "wave64", {})
+    assert caught.value.code is ExitCode.ENVIRONMENT

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -34,6 +35,8 @@ def load(path: Path, arguments: Sequence[str], device: Device, variant: str, set
     the compiler is missing.
     """
     path = path.resolve()
+    if device.kind != "maca":  # the SDK has its own
+        _needs_cutlass(path)
     if device.kind != "cpu":
         library = _build_for_gpu(path, device, variant)
         function = _run_kernel(ctypes.CDLL(str(library)), path)
@@ -54,13 +57,23 @@ def load(path: Path, arguments: Sequence[str], device: Device, variant: str, set
 
 @functools.cache
 def cutlass_include() -> tuple[str, ...]:
-    """CUTLASS's headers (CuTe among them), where the package nvidia-cutlass is installed; empty otherwise."""
-    spec = importlib.util.find_spec("cutlass_library")
-    for root in (spec.submodule_search_locations or ()) if spec is not None else ():
-        folder = Path(root) / "source" / "include"
-        if (folder / "cute" / "tensor.hpp").is_file():
-            return (str(folder),)
+    """CUTLASS's headers (CuTe among them): nvidia-cutlass's, else the copy inside TileLang; empty without either."""
+    for package, place in (("cutlass_library", "source/include"), ("tilelang", "3rdparty/cutlass/include")):
+        spec = importlib.util.find_spec(package)
+        for root in (spec.submodule_search_locations or ()) if spec is not None else ():
+            folder = Path(root) / place
+            if (folder / "cute" / "tensor.hpp").is_file():
+                return (str(folder),)
     return ()
+
+
+def _needs_cutlass(path: Path) -> None:
+    """KitError when a file includes CuTe or CUTLASS and this machine has neither."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    wanted = re.search(r"^[ \t]*#[ \t]*include[ \t]*[<\"]((?:cute|cutlass)/[^>\"]*)", text, re.MULTILINE)
+    if wanted is not None and not cutlass_include():
+        message = f"{path.name} includes {wanted[1]}, which is not here; pip install --no-deps nvidia-cutlass==3.3.0.0."
+        raise KitError(message, ExitCode.ENVIRONMENT)
 
 
 def gpu_command(path: Path, library: Path, device: Device, variant: str) -> list[str]:

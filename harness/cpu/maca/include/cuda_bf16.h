@@ -7,9 +7,7 @@ using __nv_bfloat16 = sim::Float16<sim::bf16_from_float, sim::bf16_to_float>;
 using __nv_bfloat162 = sim::Pair16<__nv_bfloat16>;
 using nv_bfloat16 = __nv_bfloat16;
 using nv_bfloat162 = __nv_bfloat162;
-struct __nv_bfloat16_raw {
-    unsigned short x;
-};
+using __nv_bfloat16_raw = sim::Raw16;
 
 inline __nv_bfloat16 __float2bfloat16(float x) { return x; }
 inline __nv_bfloat16 __float2bfloat16_rn(float x) { return x; }

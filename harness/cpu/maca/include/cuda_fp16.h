@@ -7,9 +7,7 @@ using __half = sim::Float16<sim::half_from_float, sim::half_to_float>;
 using __half2 = sim::Pair16<__half>;
 using half = __half;
 using half2 = __half2;
-struct __half_raw {
-    unsigned short x;
-};
+using __half_raw = sim::Raw16;
 
 inline __half __float2half(float x) { return x; }
 inline __half __float2half_rn(float x) { return x; }

@@ -27,6 +27,11 @@ inline float half_to_float(uint16_t value) {
     return sign ? -tiny : tiny;
 }
 
+/// The bits of a 16-bit floating-point value, as CUDA's raw types show them.
+struct Raw16 {
+    unsigned short x;
+};
+
 /// A 16-bit floating-point type; `Encode` and `Decode` say which.
 template <uint16_t (*Encode)(float), float (*Decode)(uint16_t)>
 struct Float16 {
@@ -35,7 +40,9 @@ struct Float16 {
     Float16() = default;
     template <class T, class = std::enable_if_t<std::is_arithmetic_v<T>>>
     Float16(T value) : __x(Encode(float(value))) {}
+    Float16(Raw16 raw) : __x(raw.x) {}
     operator float() const { return Decode(__x); }
+    operator Raw16() const { return {__x}; }
     static Float16 from_bits(uint16_t raw) {
         Float16 result;
         result.__x = raw;
