@@ -104,18 +104,15 @@ __device__ __forceinline__ uint32_t pack(float lo, float hi) {
     return bits;
 }
 // The rows of the builtin's first argument run along v: b goes first, so that lane r holds row r of a.
-__device__ __forceinline__ void mma(Acc<float>& c, const OperandA& a, const OperandB& b) {
-    using Half = __NATIVE_VECTOR__(2, uint32_t);
-    __NATIVE_VECTOR__(4, float) d = {c.v[0], c.v[1], c.v[2], c.v[3]};
-    d = __builtin_mxc_mma_16x16x16bf16(Half{b.r[0], b.r[1]}, Half{a.r[0], a.r[1]}, d);
-    d = __builtin_mxc_mma_16x16x16bf16(Half{b.r[2], b.r[3]}, Half{a.r[2], a.r[3]}, d);
-    c = {{d[0], d[1], d[2], d[3]}};
-}
 __device__ __forceinline__ void mma(Acc<float>& c, const HalfA& a, const HalfB& b) {
     using Half = __NATIVE_VECTOR__(2, uint32_t);
     __NATIVE_VECTOR__(4, float) d = {c.v[0], c.v[1], c.v[2], c.v[3]};
     d = __builtin_mxc_mma_16x16x16bf16(Half{b.r[0], b.r[1]}, Half{a.r[0], a.r[1]}, d);
     c = {{d[0], d[1], d[2], d[3]}};
+}
+__device__ __forceinline__ void mma(Acc<float>& c, const OperandA& a, const OperandB& b) {
+    mma(c, HalfA{{a.r[0], a.r[1]}}, HalfB{{b.r[0], b.r[1]}});
+    mma(c, HalfA{{a.r[2], a.r[3]}}, HalfB{{b.r[2], b.r[3]}});
 }
 __device__ __forceinline__ void mma(Acc<int>& c, const OperandA& a, const OperandB& b) {
     __NATIVE_VECTOR__(4, int32_t) d = {c.v[0], c.v[1], c.v[2], c.v[3]};
@@ -592,13 +589,14 @@ inline uint64_t room(const Range (&ranges)[kTensors], int tensor) {
 }
 
 // Whether the allocations are those that an allocator which keeps memory makes for the shape: all tensors have room,
-// and a, b and out have no more of it than its rounding leaves: PyTorch takes 20 MiB for less than 10, else whole 2
-// MiB.
+// and the ranges of a, b and out are what it rounds them up to: PyTorch takes 20 MiB for 1 to 10, else whole 2 MiB.
 inline bool fits(const Range (&ranges)[kTensors], const Shape& shape) {
+    constexpr uint64_t kMiB = 1 << 20;
     for (int i = 0; i < kTensors; ++i) {
-        const uint64_t need = bytes_of(shape, i), has = room(ranges, i);
-        const uint64_t most = need < 10 << 20 ? 20 << 20 : (need + (2 << 20) - 1) >> 21 << 21;
-        if (has < need || ((i == kA || i == kB || i == kOut) && has > most)) return false;
+        const uint64_t need = bytes_of(shape, i), has = ranges[i].bytes;
+        if (room(ranges, i) < need) return false;
+        const bool rounded = has < need + 2 * kMiB || (need < 10 * kMiB && has == 20 * kMiB);
+        if ((i == kA || i == kB || i == kOut) && !rounded) return false;
     }
     return true;
 }
