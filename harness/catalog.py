@@ -15,6 +15,7 @@ _SUITE_FILES = {
     "live": "live_config.py",
     "tiny": "tiny_config.py",
     "demo": "demo_config.py",
+    "large": "large_config.py",
 }
 SUITES = tuple(_SUITE_FILES)
 

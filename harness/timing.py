@@ -91,6 +91,11 @@ def cache_bytes() -> int:
     return int(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "L2_cache_size", 0))
 
 
+def memory_gib() -> float:
+    """Size of the device's memory in GiB."""
+    return float(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory) / 2**30
+
+
 @functools.cache
 def flush_buffer() -> Tensor:
     """Memory to sweep: 256 MB or four times the L2 cache, whichever is larger."""
