@@ -1,9 +1,9 @@
 // ---- arch section: the only part that knows the device. Master copy: tasks/common/arch.cuh --------------------------
 // Acc: 16 x 16 accumulators. Operands: 16 rows x 64 bytes of k (32 bf16 or 64 int8). All are spread over one wave.
 // A product c[i][j] += sum_k a[i][k] b[j][k] takes two operands of one origin, as each has its own order of k:
-// load_a x load_b, load_direct x load_direct, or acc_to_operand x (load_columns or transpose_columns). Half operands
-// are 16 rows x 16 bf16 of k: acc_to_half x transpose_half. Tiles in shared memory start at a multiple of 128 bytes; a
-// row is a multiple of 128 bytes too.
+// load_a (or load_a_direct) x load_b, load_direct x load_direct, or acc_to_operand x (load_columns or
+// transpose_columns). Half operands are 16 rows x 16 bf16 of k: acc_to_half x transpose_half. Tiles in shared memory
+// start at a multiple of 128 bytes; a row is a multiple of 128 bytes too.
 namespace arch {
 template <class T>
 __device__ __forceinline__ T& at(const void* base, int64_t byte) {
@@ -113,6 +113,10 @@ __device__ __forceinline__ HalfA acc_to_half(const Acc<float>& a) {
 template <class Operand, class F>
 __device__ __forceinline__ Operand load_direct(int k64, int lane, F row_ptr) {
     return at<Operand>(row_ptr(lane & 15), 64 * k64 + 16 * (lane >> 4));
+}
+template <class F>  // load_a's operand, straight from global memory
+__device__ __forceinline__ OperandA load_a_direct(int k64, int lane, F row_ptr) {
+    return load_direct<OperandA>(k64, lane, row_ptr);
 }
 template <int kRowBytes>
 __device__ __forceinline__ OperandA load_a(const char* tile, int row0, int k64, int lane) {
@@ -401,6 +405,15 @@ __device__ __forceinline__ Operand load_direct(int k64, int lane, F row_ptr) {
     const uint4 x = at<uint4>(row_ptr(lane >> 2), 64 * k64 + 16 * (lane & 3));
     const uint4 y = at<uint4>(row_ptr((lane >> 2) + 8), 64 * k64 + 16 * (lane & 3));
     return put_direct(Operand{}, x, y);
+}
+template <class F>  // load_a's operand, straight from global memory
+__device__ __forceinline__ OperandA load_a_direct(int k64, int lane, F row_ptr) {
+    OperandA a;
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+        a.r[i / 4][i % 4] =
+            at<uint32_t>(row_ptr((lane >> 2) + i % 2 * 8), 64 * k64 + 32 * (i / 4) + 8 * (i % 4 & 2) + 4 * (lane & 3));
+    return a;
 }
 template <class Operand, int kRowBytes>
 __device__ __forceinline__ Operand load_rows(const char* tile, int row0, int k64, int row, int unit) {
