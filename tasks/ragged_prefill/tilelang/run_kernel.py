@@ -140,7 +140,17 @@ def prefill(num_qo_heads, num_kv_heads, dim_qk, dim_vo, causal, BLOCK_M, BLOCK_N
                     acc[i, d] *= rescale[i]
                 T.copy(S, P)
                 T.copy(V[kv_start + n * BLOCK_N : kv_start + (n + 1) * BLOCK_N, kv_head, :], V_shared)
-                T.gemm(P, V_shared, acc, policy=T.GemmWarpPolicy.FullRow)
+                if (n + 1) * BLOCK_N > kv_len:
+                    # Rows behind the last key belong to others, and 0 times their NaN would be NaN. The product stands
+                    # in both branches so that the wait for V comes before the clearing; the barrier is for the readers
+                    # of the previous tile, and written here it costs only the last tile.
+                    T.sync_threads()
+                    for j, d in T.Parallel(BLOCK_N, dim_vo):
+                        if n * BLOCK_N + j >= kv_len:
+                            V_shared[j, d] = 0
+                    T.gemm(P, V_shared, acc, policy=T.GemmWarpPolicy.FullRow)
+                else:
+                    T.gemm(P, V_shared, acc, policy=T.GemmWarpPolicy.FullRow)
 
             for i, d in T.Parallel(BLOCK_M, dim_vo):
                 if token_0 >= 0 and token_0 + i // pack < q_len:
