@@ -23,7 +23,11 @@ from harness.verdict import ExitCode, KernelFault, KitError, Verdict
 CACHE = ROOT / ".cache" / "cuda"
 SIMULATOR = Path(__file__).resolve().parent / "maca"
 MODES = ("wave64", "warp32")
-_RUNTIME_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-fno-gnu-unique", "-Wno-psabi")
+# Frames of the hooks stay where they are: a fault's callers are read from them.
+_RUNTIME_FLAGS = (
+    *("-std=c++17", "-O2", "-fPIC", "-fno-gnu-unique", "-Wno-psabi"),
+    *("-fno-omit-frame-pointer", "-fno-optimize-sibling-calls"),
+)
 # The sanitizers only instrument: their libraries are not linked, the hooks are the runtime's. The passes that are
 # switched off would merge, widen, move or invent accesses, and so show the hook others than the source makes.
 _SUBMISSION_FLAGS = (

@@ -74,12 +74,15 @@ class Simulator:
         # A return address belongs to the next instruction, one byte less to the call itself.
         addresses = [hex(frames[i] - 1) for i in range(count)]
         try:
-            command = ["addr2line", "-i", "-e", str(self._path), *addresses]
+            command = ["addr2line", "-f", "-C", "-i", "-e", str(self._path), *addresses]
             lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
         except (OSError, subprocess.CalledProcessError):
             return ""
-        for line in lines:
-            file, _, number = line.partition(" ")[0].rpartition(":")
-            if file == str(self._source) and number.isdigit():
-                return f"{self._source.name}:{number}"
-        return ""
+        own = []
+        for function, place in zip(lines[::2], lines[1::2], strict=False):
+            file, _, number = place.partition(" ")[0].rpartition(":")
+            if file == str(self._source) and number.isdigit() and "{lambda((auto:1&)...)#" not in function:
+                own.append(number)  # all but the launch itself
+        if not own:
+            return ""
+        return f"{self._source.name}:{own[0]}" + (f" (in the kernel: line {own[-1]})" if own[-1] != own[0] else "")

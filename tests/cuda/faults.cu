@@ -115,6 +115,12 @@ __global__ void byte_race(const float*, float* y) {
     y[threadIdx.x] = bytes[255 - threadIdx.x];
 }
 
+__device__ __noinline__ float element(const float* x, int i) {
+    return x[i];  // planted 32
+}
+__global__ void through_helper(const float* x, float* y) { y[threadIdx.x] = element(x, 5000); }
+__global__ void fill(float* y, float value) { y[blockIdx.x * 64 + threadIdx.x] = value; }
+
 extern "C" void run_kernel(const float* x, float* y, int64_t which) {
     switch (which) {
         case 0:
@@ -186,5 +192,10 @@ extern "C" void run_kernel(const float* x, float* y, int64_t which) {
             return copy<<<0, 64>>>(x, y);
         case 31:
             return local_pointer<<<1, 64>>>(nullptr, y);
+        case 32:
+            return through_helper<<<1, 64>>>(x, y);
+        case 33:
+            for (int launch = 0; launch < 5; ++launch) fill<<<16, 64>>>(y, float(launch));
+            return;
     }
 }
