@@ -107,7 +107,12 @@ def test_paste_and_check_on_disk(
 
 
 PRODUCTS = Path(__file__).parent / "cuda" / "arch_products.cu"
-NAMES = ("a", "b", "p", "v", "integer", "rows", "direct", "row_max", "columns", "transposed", "placed")
+# fmt: off
+NAMES = (
+    "a", "b", "p", "v", "integer", "rows", "direct", "row_max", "columns", "transposed", "placed",
+    "a_direct", "halved", "scattered",
+)
+# fmt: on
 
 
 def run_products(master: str, mode: str, folder: Path) -> list[str]:
@@ -131,6 +136,9 @@ def run_products(master: str, mode: str, folder: Path) -> list[str]:
         "columns": 2 * pv,
         "transposed": pv.to(torch.bfloat16),
         "placed": pv,
+        "a_direct": products[:16, :16].contiguous(),
+        "halved": p[:, :29] @ v.float().flip(0),
+        "scattered": p[:, :29] @ v.float().flip(0),
     }
     got = {name: torch.full_like(x, 77) for name, x in want.items()}
     submission.run([a, b, p, v, *got.values()])
@@ -150,6 +158,9 @@ def test_products_of_the_section(mode: str, tmp_path: Path) -> None:
         ("wave64", "kLow = 0x05040100", "kLow = 0x01000504", "transposed"),
         ("warp32", "b.r[h][2 * n], b.r[h][2 * n + 1]", "b.r[h][n], b.r[h][n + 2]", "integer"),
         ("warp32", "{x.z, x.w, y.z, y.w}", "{x.z, y.z, x.w, y.w}", "direct"),
+        ("warp32", "(lane >> 2) + i % 2 * 8", "(lane >> 2) + i / 4 * 8", "a_direct"),
+        ("wave64", "i / 4 * 32 + row", "i / 4 * 32 + i", "scattered"),
+        ("warp32", "__shfl_sync(~0u, place, i, kLanes)", "__shfl_sync(~0u, place, 0, kLanes)", "halved"),
     ],
 )
 def test_a_wrong_layout_is_seen(mode: str, right: str, wrong: str, seen: str, tmp_path: Path) -> None:

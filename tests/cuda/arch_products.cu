@@ -13,13 +13,14 @@ __device__ void write(T* out, const arch::Acc<T>& c, int row0, int col0, int col
 
 // a, b: 32 x 128 bytes, as int8 (32 x 128) and as bf16 (32 x 64); p: (16, 32) f32; v: (29, 128) bf16, rows 29 to 31 of
 // its tile are zeros. integer, rows: (32, 32) = a b^T; direct: (16, 16); row_max: (16,) of p; columns, transposed: (16,
-// 128) = p v, the first times 2 in f32, the second in bf16.
+// 128) = p v, the first times 2 in f32, the second in bf16; a_direct: (16, 16), as direct; halved, scattered: (16, 128)
+// = p times the rows of v from the last to the first.
 __global__ void products(const char* a, const char* b, const float* p, const __nv_bfloat16* v, int* integer,
                          float* rows, float* direct, float* row_max, float* columns, __nv_bfloat16* transposed,
-                         float* placed) {
+                         float* placed, float* a_direct, float* halved, float* scattered) {
     extern __shared__ __align__(128) char shared[];
     char *const a_tile = shared, *const b_tile = shared + 4096, *const v_tile = shared + 8192,
-                *const w_tile = shared + 16384;
+                *const w_tile = shared + 16384, *const x_tile = shared + 24576, *const y_tile = shared + 32768;
     const int lane = threadIdx.x;
     arch::Stage<32, 128, arch::kWave> a_stage, b_stage;
     arch::ColumnStage<32, 256, arch::kWave> v_stage;
@@ -29,10 +30,19 @@ __global__ void products(const char* a, const char* b, const float* p, const __n
     b_stage.begin(b_tile, lane, 32, arch::Strided{b, 128});
     v_stage.begin(v_tile, lane, 29, arch::Strided{v, 256});
     w_stage.begin(w_tile, lane, 29, v_row);
-    a_stage.wait<3>(a_tile, lane);
-    b_stage.wait<2>(b_tile, lane);
-    v_stage.wait<1>(v_tile, lane);
-    w_stage.wait(w_tile, lane);
+    using Scattered = arch::Stage<32, 256, arch::kWave>;
+    using ScatteredColumns = arch::ColumnStage<32, 256, arch::kWave>;
+    Scattered x_stage;
+    ScatteredColumns y_stage;
+    const auto place = [](int row) -> uint32_t { return row < 29 ? 28 - row : 1 << 30; };
+    x_stage.begin(x_tile, lane, 29, v, place(Scattered::held_row(lane)));
+    y_stage.begin(y_tile, lane, 29, v, place(ScatteredColumns::held_row(lane)));
+    a_stage.wait<5>(a_tile, lane);
+    b_stage.wait<4>(b_tile, lane);
+    v_stage.wait<3>(v_tile, lane);
+    w_stage.wait<2>(w_tile, lane);
+    x_stage.wait<1>(x_tile, lane);
+    y_stage.wait(y_tile, lane);
     arch::sync_block();
 
     for (int m = 0; m < 2; ++m)
@@ -54,6 +64,11 @@ __global__ void products(const char* a, const char* b, const float* p, const __n
         arch::mma(z, arch::load_direct<arch::OperandA>(k64, lane, [=](int row) { return a + row * 128; }),
                   arch::load_direct<arch::OperandB>(k64, lane, [=](int row) { return b + row * 128; }));
     write(direct, z, 0, 0, 16, lane);
+    z = {};
+    for (int k64 = 0; k64 < 2; ++k64)
+        arch::mma(z, arch::load_a_direct(k64, lane, [=](int row) { return a + row * 128; }),
+                  arch::load_b<128>(b_tile, 0, k64, lane));
+    write(a_direct, z, 0, 0, 16, lane);
 
     arch::Acc<float> half[2];
     for (int n = 0; n < 2; ++n)
@@ -84,11 +99,25 @@ __global__ void products(const char* a, const char* b, const float* p, const __n
             arch::store64(columns + row * 128 + 64 * d64, o, slot, 2.0f, lane);
             arch::store64(transposed + row * 128 + 64 * d64, q, slot, 1.0f, lane);
         }
+        arch::Acc<float> h[4] = {}, u[4] = {};
+        for (int n = 0; n < 2; ++n) {
+            arch::HalfB values[4];
+            arch::transpose_half<256>(values, x_tile, n, d64, lane);
+            for (int c = 0; c < 4; ++c) arch::mma(h[c], arch::acc_to_half(half[n]), values[c]);
+        }
+        arch::load_columns<256>(x, y_tile, 0, d64, lane);
+        for (int c = 0; c < 4; ++c) arch::mma(u[c], probabilities, x[c]);
+        for (int slot = 0; slot < arch::kRowSlots; ++slot) {
+            const int row = h[0].row(lane, 2 * slot);
+            arch::store64(halved + row * 128 + 64 * d64, h, slot, 1.0f, lane);
+            arch::store64(scattered + row * 128 + 64 * d64, u, slot, 1.0f, lane);
+        }
     }
 }
 
 extern "C" void run_kernel(const char* a, const char* b, const float* p, const __nv_bfloat16* v, int* integer,
                            float* rows, float* direct, float* row_max, float* columns, __nv_bfloat16* transposed,
-                           float* placed) {
-    products<<<1, arch::kWave, 24576>>>(a, b, p, v, integer, rows, direct, row_max, columns, transposed, placed);
+                           float* placed, float* a_direct, float* halved, float* scattered) {
+    products<<<1, arch::kWave, 40960>>>(a, b, p, v, integer, rows, direct, row_max, columns, transposed, placed,
+                                        a_direct, halved, scattered);
 }

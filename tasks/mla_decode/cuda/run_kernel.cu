@@ -82,12 +82,18 @@ struct Acc {
 __device__ __forceinline__ int column64(int lane, int tile, int v) { return 16 * (lane >> 4) + 4 * v + tile; }
 __device__ __forceinline__ void sync_block() { __syncthreadshared(); }
 __device__ __forceinline__ bool any(bool p) { return __any_sync(~0ull, p) != 0; }
+__device__ __forceinline__ float shuffle_xor(float x, int lanes) { return __shfl_xor_sync(~0ull, x, lanes); }
 __device__ __forceinline__ float exp2(float x) { return __builtin_exp2f(x); }
 // Two values of one row at once: v[i] and v[i + 1], i even.
 __device__ __forceinline__ void fma2(float* x, float factor, float term) {
     using Pair = __NATIVE_VECTOR__(2, float);
     const Pair y = __builtin_mxc_pk_fma_f32(Pair{x[0], x[1]}, Pair{factor, factor}, Pair{term, term});
     x[0] = y[0], x[1] = y[1];
+}
+__device__ __forceinline__ void fma2(float2& sum, float2 x, float2 y) {
+    using Pair = __NATIVE_VECTOR__(2, float);
+    const Pair z = __builtin_mxc_pk_fma_f32(Pair{x.x, x.y}, Pair{y.x, y.y}, Pair{sum.x, sum.y});
+    sum = {z[0], z[1]};
 }
 __device__ __forceinline__ void mul2(float* x, float factor) {
     using Pair = __NATIVE_VECTOR__(2, float);
@@ -386,8 +392,12 @@ struct Acc {
 __device__ __forceinline__ int column64(int lane, int tile, int v) { return 16 * tile + Acc<float>::col(lane, v); }
 __device__ __forceinline__ void sync_block() { __syncthreads(); }
 __device__ __forceinline__ bool any(bool p) { return __any_sync(~0u, p) != 0; }
+__device__ __forceinline__ float shuffle_xor(float x, int lanes) { return __shfl_xor_sync(~0u, x, lanes); }
 __device__ __forceinline__ void fma2(float* x, float factor, float term) {
     x[0] = fmaf(x[0], factor, term), x[1] = fmaf(x[1], factor, term);
+}
+__device__ __forceinline__ void fma2(float2& sum, float2 x, float2 y) {
+    sum = {fmaf(x.x, y.x, sum.x), fmaf(x.y, y.y, sum.y)};
 }
 __device__ __forceinline__ void mul2(float* x, float factor) { x[0] *= factor, x[1] *= factor; }
 template <class F>
@@ -564,7 +574,7 @@ constexpr Tiling kC500[] = {
 // 32 lanes. A step of 16 keys, so that three slots fit: one for the output, one for the scores, one loading. 64 heads x
 // 512 columns of output fill half of the registers of a multiprocessor, which therefore holds one block.
 constexpr Tiling kSm80[] = {
-    {1, 16, 3, true, 3},
+    {1, 16, 2, false, 4},  // four blocks of two waves overlap by themselves
     {2, 16, 3, true, 2},
     {4, 16, 3, true, 1},
 };
@@ -849,11 +859,12 @@ __global__ void __launch_bounds__(Config<kRowGroups>::kThreads) mla_decode(const
         kpe_stage.wait(ckv_tile(tile) + C::kBytesCkv, tid);
         arch::sync_block();  // the tile is there, so is the last P if the output lags, and one more slot is free
         if (tile + 1 < tiles) begin(tile + 1);
+        if (C::kLag && tile > 0 && half == 0) accumulate(tile - 1);
         scores(tile);
         arch::sync_block();  // both halves of the scores are there
         if (half == 0) softmax(tile);
         if (C::kLag) {
-            if (tile > 0) accumulate(tile - 1);
+            if (tile > 0 && half == 1) accumulate(tile - 1);  // products beside the others' softmax
         } else {
             arch::sync_block();  // P is there
             accumulate(tile);
@@ -899,7 +910,7 @@ __global__ void __launch_bounds__(Config<kRowGroups>::kThreads) mla_decode(const
 
 // One block per (head, sequence): thread (x, y) has four columns and every kReaders-th part.
 template <int kReaders>
-__global__ void __launch_bounds__(kDimCkv / 4 * kReaders) combine(const Args args) {
+__global__ void __launch_bounds__(kDimCkv / 4 * kReaders, 1) combine(const Args args) {
     __shared__ float4 sums[kReaders][kDimCkv / 4];
     __shared__ float most_of[kReaders], total_of[kReaders];
     const int head = blockIdx.x % args.num_heads, sequence = blockIdx.x / args.num_heads;
