@@ -261,7 +261,7 @@ def run_kernel(
     # tl.dot wants at least 16 keys; beyond 64 the page ids would be moved through shared memory.
     block_n = tile_elements // dim_tile
     block_n = 64 if block_n > 64 else 16 if block_n < 16 else block_n
-    block_m = 32 if group > 16 else 16  # more heads take several tiles: 64 x 512 would spill
+    block_m = 32 if group > 16 and dim_tile <= 256 else 16  # 32 x 512 would spill; more heads take several tiles
 
     # As many splits as fill the chip with `blocks` per multiprocessor, as long as each may have split_keys keys.
     grid = batch_size * num_heads_k * triton.cdiv(group, block_m)
