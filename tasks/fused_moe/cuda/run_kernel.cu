@@ -17,9 +17,9 @@
 // ---- arch section: the only part that knows the device. Master copy: tasks/common/arch.cuh --------------------------
 // Acc: 16 x 16 accumulators. Operands: 16 rows x 64 bytes of k (32 bf16 or 64 int8). All are spread over one wave.
 // A product c[i][j] += sum_k a[i][k] b[j][k] takes two operands of one origin, as each has its own order of k:
-// load_a x load_b, load_direct x load_direct, or acc_to_operand x (load_columns or transpose_columns). Half operands
-// are 16 rows x 16 bf16 of k: acc_to_half x transpose_half. Tiles in shared memory start at a multiple of 128 bytes; a
-// row is a multiple of 128 bytes too.
+// load_a (or load_a_direct) x load_b, load_direct x load_direct, or acc_to_operand x (load_columns or
+// transpose_columns). Half operands are 16 rows x 16 bf16 of k: acc_to_half x transpose_half. Tiles in shared memory
+// start at a multiple of 128 bytes; a row is a multiple of 128 bytes too.
 namespace arch {
 template <class T>
 __device__ __forceinline__ T& at(const void* base, int64_t byte) {
@@ -79,12 +79,18 @@ struct Acc {
 __device__ __forceinline__ int column64(int lane, int tile, int v) { return 16 * (lane >> 4) + 4 * v + tile; }
 __device__ __forceinline__ void sync_block() { __syncthreadshared(); }
 __device__ __forceinline__ bool any(bool p) { return __any_sync(~0ull, p) != 0; }
+__device__ __forceinline__ float shuffle_xor(float x, int lanes) { return __shfl_xor_sync(~0ull, x, lanes); }
 __device__ __forceinline__ float exp2(float x) { return __builtin_exp2f(x); }
 // Two values of one row at once: v[i] and v[i + 1], i even.
 __device__ __forceinline__ void fma2(float* x, float factor, float term) {
     using Pair = __NATIVE_VECTOR__(2, float);
     const Pair y = __builtin_mxc_pk_fma_f32(Pair{x[0], x[1]}, Pair{factor, factor}, Pair{term, term});
     x[0] = y[0], x[1] = y[1];
+}
+__device__ __forceinline__ void fma2(float2& sum, float2 x, float2 y) {
+    using Pair = __NATIVE_VECTOR__(2, float);
+    const Pair z = __builtin_mxc_pk_fma_f32(Pair{x.x, x.y}, Pair{y.x, y.y}, Pair{sum.x, sum.y});
+    sum = {z[0], z[1]};
 }
 __device__ __forceinline__ void mul2(float* x, float factor) {
     using Pair = __NATIVE_VECTOR__(2, float);
@@ -129,6 +135,10 @@ __device__ __forceinline__ HalfA acc_to_half(const Acc<float>& a) {
 template <class Operand, class F>
 __device__ __forceinline__ Operand load_direct(int k64, int lane, F row_ptr) {
     return at<Operand>(row_ptr(lane & 15), 64 * k64 + 16 * (lane >> 4));
+}
+template <class F>  // load_a's operand, straight from global memory
+__device__ __forceinline__ OperandA load_a_direct(int k64, int lane, F row_ptr) {
+    return load_direct<OperandA>(k64, lane, row_ptr);
 }
 template <int kRowBytes>
 __device__ __forceinline__ OperandA load_a(const char* tile, int row0, int k64, int lane) {
@@ -379,8 +389,12 @@ struct Acc {
 __device__ __forceinline__ int column64(int lane, int tile, int v) { return 16 * tile + Acc<float>::col(lane, v); }
 __device__ __forceinline__ void sync_block() { __syncthreads(); }
 __device__ __forceinline__ bool any(bool p) { return __any_sync(~0u, p) != 0; }
+__device__ __forceinline__ float shuffle_xor(float x, int lanes) { return __shfl_xor_sync(~0u, x, lanes); }
 __device__ __forceinline__ void fma2(float* x, float factor, float term) {
     x[0] = fmaf(x[0], factor, term), x[1] = fmaf(x[1], factor, term);
+}
+__device__ __forceinline__ void fma2(float2& sum, float2 x, float2 y) {
+    sum = {fmaf(x.x, y.x, sum.x), fmaf(x.y, y.y, sum.y)};
 }
 __device__ __forceinline__ void mul2(float* x, float factor) { x[0] *= factor, x[1] *= factor; }
 template <class F>
@@ -417,6 +431,15 @@ __device__ __forceinline__ Operand load_direct(int k64, int lane, F row_ptr) {
     const uint4 x = at<uint4>(row_ptr(lane >> 2), 64 * k64 + 16 * (lane & 3));
     const uint4 y = at<uint4>(row_ptr((lane >> 2) + 8), 64 * k64 + 16 * (lane & 3));
     return put_direct(Operand{}, x, y);
+}
+template <class F>  // load_a's operand, straight from global memory
+__device__ __forceinline__ OperandA load_a_direct(int k64, int lane, F row_ptr) {
+    OperandA a;
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+        a.r[i / 4][i % 4] =
+            at<uint32_t>(row_ptr((lane >> 2) + i % 2 * 8), 64 * k64 + 32 * (i / 4) + 8 * (i % 4 & 2) + 4 * (lane & 3));
+    return a;
 }
 template <class Operand, int kRowBytes>
 __device__ __forceinline__ Operand load_rows(const char* tile, int row0, int k64, int row, int unit) {
