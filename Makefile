@@ -9,7 +9,7 @@ PYTHON ?= python3
 
 # LANG is the locale variable of every shell as well: it names a language only where make's own command line gave it,
 # and in neither meaning does it reach a child. Values go to the commands as KIT_*, unexpanded, never pasted into shell text.
-VARIABLES := TASK LANG SUITE CASES DEVICE CONFIG FILE JSON COUNTS JOBS PYTHON EXTRA
+VARIABLES := TASK LANG SUITE CASES DEVICE CONFIG FILE JSON COUNTS JOBS REPEAT NOTIME PYTHON EXTRA
 ifneq ($(origin LANG),command line)
 LANG :=
 endif
@@ -29,7 +29,7 @@ endif
 bootstrap = "$$KIT_PYTHON" -m harness.bootstrap
 python := .venv/bin/python
 
-.PHONY: help check test lint-code env clean
+.PHONY: help check mutants test lint-code env clean
 
 help: ## this list
 	@echo "make COMMAND [VARIABLE=value ...]"
@@ -47,6 +47,8 @@ help: ## this list
 #: JSON=1           one JSON document on standard output and nothing else
 #: COUNTS=1         the simulator's counters under each C++ case
 #: JOBS=n           worker processes at a time (one per core without a GPU, one on a GPU)
+#: REPEAT=n         judge each case n times, each time on other data
+#: NOTIME=1         on a GPU: check only, time nothing (JOBS may then be more than one)
 #: PYTHON=path      the Python to make .venv with, for every command (python3)
 #: EXTRA=name       for env: flashinfer, flash-attn, test or lint
 check: ## run the submissions against a suite, both verdicts per case
@@ -54,7 +56,12 @@ check: ## run the submissions against a suite, both verdicts per case
 	@$(python) -m harness check $${KIT_TASK:+"--task=$$KIT_TASK"} $${KIT_LANG:+"--lang=$$KIT_LANG"} \
 	  $${KIT_SUITE:+"--suite=$$KIT_SUITE"} $${KIT_CASES:+"--cases=$$KIT_CASES"} $${KIT_DEVICE:+"--device=$$KIT_DEVICE"} \
 	  $${KIT_CONFIG:+"--config=$$KIT_CONFIG"} $${KIT_FILE:+"--file=$$KIT_FILE"} $${KIT_JOBS:+"--jobs=$$KIT_JOBS"} \
-	  $${KIT_JSON:+--json} $${KIT_COUNTS:+--counts}
+	  $${KIT_REPEAT:+"--repeat=$$KIT_REPEAT"} $${KIT_NOTIME:+--no-time} $${KIT_JSON:+--json} $${KIT_COUNTS:+--counts}
+
+mutants: ## run submissions that are wrong on purpose: each must be rejected by name
+	@$(bootstrap)
+	@$(python) -m harness mutants $${KIT_TASK:+"--task=$$KIT_TASK"} $${KIT_LANG:+"--lang=$$KIT_LANG"} \
+	  $${KIT_DEVICE:+"--device=$$KIT_DEVICE"} $${KIT_JOBS:+"--jobs=$$KIT_JOBS"}
 
 test: ## the kit's own tests
 	@$(bootstrap) test

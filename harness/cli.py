@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
-from harness import console, journal, plan, runner
+from harness import catalog, console, journal, mutants, plan, runner
 from harness.verdict import CaseResult, ExitCode, KitError, exit_code
 
 
@@ -64,10 +64,50 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--config", help="a problem package of your own instead of a suite")
     check.add_argument("--file", help="a submission of your own instead of the kit's")
     check.add_argument("--jobs", help="worker processes at a time")
+    check.add_argument("--repeat", help="judge each case that often, each time on other data")
+    check.add_argument("--no-lint", dest="lint", action="store_false", help="run what the judge's sandbox would refuse")
+    check.add_argument("--no-time", dest="time", action="store_false", help="on a GPU: only check, time nothing")
     check.add_argument("--deadline", type=float, metavar="SECONDS", help="after how long a case is taken to hang")
     check.add_argument("--counts", action="store_true", help="show the simulator's counters")
     check.add_argument("--json", action="store_true", help="one JSON document on stdout and nothing else")
+    wrong = commands.add_parser(
+        "mutants", allow_abbrev=False, help="run submissions that are wrong on purpose: each must be rejected by name"
+    )
+    wrong.set_defaults(run=_mutants)
+    wrong.add_argument("--task", help="those of one task")
+    wrong.add_argument("--lang", help="those in one language")
+    wrong.add_argument("--name", help="those of that name")
+    wrong.add_argument("--device", help="maca, cuda or cpu; what the machine has by default")
+    wrong.add_argument("--jobs", help="worker processes at a time")
     return parser
+
+
+def _mutants(options: argparse.Namespace, words: list[str]) -> int:
+    task = catalog.check_task(options.task) if options.task else None
+    language = catalog.check_language(options.lang) if options.lang else None
+    table = mutants.load()
+    chosen = [
+        mutant
+        for mutant in table.mutants
+        if task in (None, mutant.task) and language in (None, mutant.language) and options.name in (None, mutant.name)
+    ]
+    if not chosen:
+        raise KitError("There is no such mutant; `make mutants` runs all of them.")
+    device = plan.pick_device(options.device)
+    parallel = plan.parse_jobs(options.jobs) if options.jobs else os.cpu_count() or 1
+
+    def receive(outcome: mutants.Outcome) -> None:
+        print("\n".join(outcome.lines()))
+
+    outcomes = mutants.run(table, chosen, device, parallel, receive)
+    mutants.keep(outcomes, table, device)
+    mutants.PAGE.write_text(mutants.page(table), encoding="utf-8")
+    bad = [outcome for outcome in outcomes if outcome.trouble]
+    left_out = f", {len(chosen) - len(outcomes)} more need a GPU" if len(outcomes) < len(chosen) else ""
+    print(f"{len(outcomes) - len(bad)} of {len(outcomes)} rejected as they must be on {device.name}{left_out}")
+    if not outcomes:
+        return ExitCode.NOTHING_RAN
+    return ExitCode.REJECTED if bad else ExitCode.OK
 
 
 def _check(options: argparse.Namespace, words: list[str]) -> int:
@@ -82,6 +122,9 @@ def _check(options: argparse.Namespace, words: list[str]) -> int:
         jobs=options.jobs,
         deadline_s=options.deadline,
         counts=options.counts,
+        repeat=options.repeat,
+        lint=options.lint,
+        time=options.time,
     )
     started = time.monotonic()
     todo = plan.make(request)

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from harness.runner import Job
 
 SHIFT = 7919  # added to every seed of the package for the second set of data
+REPEAT_SHIFT = 104729  # and for each repetition of the whole case
 LATE_S = 0.02  # how long a run may have work left elsewhere before its output is read a second time
 TIMING_BUDGET_S = 2.0
 
@@ -82,18 +83,21 @@ def run_case(
     contract: Contract | None,
     device: Device,
     phase: Callable[[str], None],
+    again: int = 0,
 ) -> CaseResult:
     """Judge one case. A fault of the submission, the package or the contract is in the record and raises nothing.
 
     contract: None for a package of a task that the kit does not know; there is then no reference, and the strict
         verdict means finite, written, in bounds, repeatable, and accepted by the package's check on other data too.
     phase: called with the name of each phase as it begins.
+    again: how many times the case was judged before; each time has data of its own, and only the first is timed.
     """
     result = CaseResult(job.task, job.language, job.variant, job.suite, case.id, case.label, required=job.required)
     result.notes += submission.notes
     trial = _Trial(package, case, submission, contract, device, phase, result)
     trial.exact = contract is not None and contract.exact_allocations and job.language == "cuda"
-    trial.timed = device.is_gpu and bool(job.settings.get("time", True))
+    trial.timed = device.is_gpu and bool(job.settings.get("time", True)) and not again
+    trial.base = again * REPEAT_SHIFT
     trial.budget_s = float(job.settings.get("time_budget_s", TIMING_BUDGET_S))
     try:
         trial.go()
@@ -136,6 +140,7 @@ class _Trial:
         self._judged = False
         self._refusal = ""  # why the package's check said no
         self._counts: dict[str, Any] = {}
+        self.base = 0  # what every seed of the first set of data is moved by
         self._shift = 0
         self._truth: dict[str, Tensor] | None = None  # the reference on the data now in the buffers
         self.buffers: Buffers  # from _guard on
@@ -191,7 +196,8 @@ class _Trial:
         """All phases in order."""
         tamper.ensure()
         self.phase("generate")
-        args = self.package.generate(self.case, self.device.torch_name)
+        self._shift = self.base
+        args = self.package.generate(self.case, self.device.torch_name, self.base)
         if self.contract is None:
             self.phase("baseline")
         self.names, roles, notes = find_roles(self.package, self.case, args, self.contract)
@@ -386,7 +392,7 @@ class _Trial:
         label = " with the second seed"
         self.phase("generate")
         try:
-            moved = self._refill(SHIFT)
+            moved = self._refill(self.base + SHIFT)
         except (PackageError, ValueError) as error:
             self.note(f"no second seed: {error}")
             return None

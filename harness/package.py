@@ -263,7 +263,7 @@ class Package:
         """Indices of the arguments declared INOUT, whose generated contents the kernel may need."""
         return tuple(i for i, word in enumerate(self._classes() or ()) if word == "INOUT")
 
-    def _own(self, args: Sequence[Any]) -> list[Any]:
+    def own(self, args: Sequence[Any]) -> list[Any]:
         """The arguments as baseline gets them: tensors declared INPUT shared, all others cloned."""
         classes = self._classes() or ("INOUT",) * len(args)
         return [
@@ -278,7 +278,7 @@ class Package:
         The package's torch flags are in force in the whole block. What baseline raises becomes a PackageError.
         """
         self._select(case)
-        own, function = self._own(args), vars(self._module)["baseline"]
+        own, function = self.own(args), vars(self._module)["baseline"]
 
         def call() -> None:
             try:
@@ -297,7 +297,7 @@ class Package:
         Raises BaselineUnavailable when a module that it imports is not installed.
         """
         self._select(case)
-        own = self._own(args)
+        own = self.own(args)
         answer = self._call("baseline", *own)
         if answer is None:
             return own

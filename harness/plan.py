@@ -16,7 +16,7 @@ from harness.devices import Device
 from harness.runner import Job
 from harness.verdict import CaseResult, ExitCode, KitError
 
-GPU_SUITES = ("judge", "live")
+GPU_SUITES = ("judge", "live", "large")
 OWN_CONFIG = "config"  # what the suite is called when the user gave a package of their own
 LANGUAGE_NAMES = {"cuda": "C++", "triton": "Triton", "tilelang": "TileLang"}
 _PYTHON_LANGUAGES = ("triton", "tilelang")  # each needs the package of its own name
@@ -50,6 +50,9 @@ class Request:
     jobs: str | None = None
     deadline_s: float | None = None
     counts: bool = False
+    repeat: str | None = None
+    lint: bool = True
+    time: bool = True
 
     def again(self, result: CaseResult) -> str:
         """The command that runs one case again."""
@@ -133,7 +136,7 @@ def make(request: Request) -> Plan:
     device = pick_device(request.device)
     suite = OWN_CONFIG if config else request.suite or ("judge" if device.is_gpu else "tiny")
     _check_suite_runs(request, suite, device)
-    parallel = _parallel(request, device)
+    parallel, repeat = _parallel(request, device), _repeat(request)
 
     plan = Plan(device, [], [], parallel)
     named = bool(request.task and request.language)
@@ -160,8 +163,13 @@ def make(request: Request) -> Plan:
                         submission=str(submission),
                         cases=cases,
                         device=device.kind,
-                        deadline_s=request.deadline_s or _DEADLINE_S[device.kind],
-                        settings={"counts": request.counts},
+                        deadline_s=(request.deadline_s or _DEADLINE_S[device.kind]) * repeat,
+                        settings={
+                            "counts": request.counts,
+                            "repeat": repeat,
+                            "lint": request.lint,
+                            "time": request.time,
+                        },
                         required=named,
                     )
                 )
@@ -206,11 +214,28 @@ def _check_suite_runs(request: Request, suite: str, device: Device) -> None:
 def _parallel(request: Request, device: Device) -> int:
     if request.jobs is None:
         return 1 if device.is_gpu else os.cpu_count() or 1
-    if not (request.jobs.isascii() and request.jobs.isdecimal() and int(request.jobs) > 0):
-        raise KitError(f"JOBS={request.jobs}: write how many workers may run at a time, as in JOBS=2.")
-    if device.is_gpu and int(request.jobs) > 1:
-        raise KitError(f"JOBS={request.jobs}: on a GPU the cases are timed, so they run one at a time; leave JOBS out.")
-    return int(request.jobs)
+    jobs = parse_jobs(request.jobs)
+    if device.is_gpu and jobs > 1 and request.time:
+        raise KitError(
+            f"JOBS={request.jobs}: on a GPU the cases are timed, so they run one at a time; "
+            "leave JOBS out, or add NOTIME=1 to check without timing."
+        )
+    return jobs
+
+
+def parse_jobs(text: str) -> int:
+    """A number of workers, at least 1. Raises KitError."""
+    if not (text.isascii() and text.isdecimal() and int(text) > 0):
+        raise KitError(f"JOBS={text}: write how many workers may run at a time, as in JOBS=2.")
+    return int(text)
+
+
+def _repeat(request: Request) -> int:
+    if request.repeat is None:
+        return 1
+    if not (request.repeat.isascii() and request.repeat.isdecimal() and int(request.repeat) > 0):
+        raise KitError(f"REPEAT={request.repeat}: write how often each case is judged, as in REPEAT=5.")
+    return int(request.repeat)
 
 
 def _own_config(request: Request) -> Path | None:

@@ -110,12 +110,14 @@ class JudgeSession:
         return self._package.count()
 
     def load(self) -> None:
-        from harness import languages, tamper, timing
+        from harness import gate, languages, tamper, timing
 
+        job, contract = self._job, self._contract
+        if job.settings.get("lint", True):
+            gate.admit(Path(job.submission), job.language)
         if self._device.is_gpu:
             timing.calibrate()  # while nobody else can have a hand in it
         tamper.snapshot()
-        job, contract = self._job, self._contract
         settings = {**job.settings, "outputs": contract.outputs}
         self._submission = languages.load(
             job.language, Path(job.submission), contract.arguments, self._device, job.variant, settings
@@ -124,9 +126,19 @@ class JudgeSession:
     def run(self, case_id: int, phase: Callable[[str], None]) -> CaseResult:
         case = self._package.case(case_id)
         self.label = case.label
-        return self._judge.run_case(
-            self._job, self._package, case, self._submission, self._contract, self._device, phase
-        )
+        repeat = int(self._job.settings.get("repeat", 1))
+        margins = []
+        for again in range(repeat):
+            result = self._judge.run_case(
+                self._job, self._package, case, self._submission, self._contract, self._device, phase, again
+            )
+            margins.append(result.margin or 0.0)
+            if not result.ok:
+                break
+        if repeat > 1:
+            result.margin = max(margins)
+            result.notes.append(f"{len(margins) - (not result.ok)} of {repeat} repetitions passed, each on other data")
+        return result
 
     def lost(self) -> bool:
         if not self._device.is_gpu:

@@ -125,7 +125,7 @@ def test_options_reach_the_jobs(fake: FakeRunner) -> None:
     assert cli.main(["check", *words]) == 0
     (job,) = fake.jobs
     assert (job.cases, job.deadline_s, job.required) == ([1, 2], 7.0, True)
-    assert job.settings == {"counts": True}
+    assert job.settings == {"counts": True, "repeat": 1, "lint": True, "time": True}
     assert fake.parallel == 3
 
 
@@ -426,7 +426,7 @@ def test_a_faulty_submission_has_its_own_verdict_and_exit_code(tmp_path: Path, f
     text, code, verdict = _FAULTS[fault]
     file = tmp_path / "run_kernel.py"
     file.write_text(text, encoding="utf-8")
-    done = run(f"--file={file}", "--deadline=3")
+    done = run(f"--file={file}", "--deadline=3", "--no-lint")
     assert done.returncode == code, done.stdout + done.stderr
     assert done.stdout.splitlines()[2].split()[-7:-5] == [verdict, verdict]
     assert "Traceback" not in done.stdout + done.stderr
@@ -469,7 +469,7 @@ def test_an_interrupt_leaves_no_process(tmp_path: Path) -> None:
     text = f"import pathlib\n{_SIGNATURE}    pathlib.Path({str(started)!r}).touch()\n    while True:\n        pass\n"
     file.write_text(text, encoding="utf-8")
     process = subprocess.Popen(
-        command(f"--file={file}"),
+        command(f"--file={file}", "--no-lint"),
         cwd=ROOT,
         env={**os.environ, name: value},
         stdout=subprocess.PIPE,

@@ -21,6 +21,7 @@ from harness.verdict import ExitCode
 
 ROOT = Path(__file__).resolve().parent.parent
 VARIABLES = ["TASK", "LANG", "SUITE", "CASES", "DEVICE", "CONFIG", "FILE", "JSON", "COUNTS", "JOBS", "PYTHON", "EXTRA"]
+VARIABLES += ["REPEAT", "NOTIME"]
 
 # Called with the file of the log, who it stands for, and the arguments.
 STAND_IN = """
@@ -234,6 +235,7 @@ def test_a_real_check_in_a_chinese_folder_on_a_gbk_terminal(checkout: Path, loca
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n', encoding="utf-8")
     python.chmod(0o755)
     text = (
+        "import triton\n\n\n@triton.jit\ndef unused(x):\n    pass\n\n\n"
         "def run_kernel(q, k, v, output, qo_indptr, kv_indptr, batch_size, seq_len,"
         " num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, causal):\n    print('内核 ✓😀')\n    output.zero_()\n"
     )

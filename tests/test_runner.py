@@ -319,7 +319,9 @@ def test_exact_allocations(
 
 def test_a_real_worker_judges_names_the_line_and_the_missing_case() -> None:
     config = str(catalog.suite_path("ragged_prefill", "tiny"))
-    results = run_jobs([job("raising_kernel", cases=[1, 999], config=config)], lambda result: None)
+    results = run_jobs(
+        [job("raising_kernel", cases=[1, 999], config=config, settings={"lint": False})], lambda result: None
+    )
     assert [result.strict for result in results] == [Verdict.RUNTIME_ERROR, Verdict.SKIPPED]
     assert "ZeroDivisionError" in results[0].detail
     assert "raising_kernel.py:20" in results[0].detail
