@@ -81,12 +81,18 @@ struct Acc {
 __device__ __forceinline__ int column64(int lane, int tile, int v) { return 16 * (lane >> 4) + 4 * v + tile; }
 __device__ __forceinline__ void sync_block() { __syncthreadshared(); }
 __device__ __forceinline__ bool any(bool p) { return __any_sync(~0ull, p) != 0; }
+__device__ __forceinline__ float shuffle_xor(float x, int lanes) { return __shfl_xor_sync(~0ull, x, lanes); }
 __device__ __forceinline__ float exp2(float x) { return __builtin_exp2f(x); }
 // Two values of one row at once: v[i] and v[i + 1], i even.
 __device__ __forceinline__ void fma2(float* x, float factor, float term) {
     using Pair = __NATIVE_VECTOR__(2, float);
     const Pair y = __builtin_mxc_pk_fma_f32(Pair{x[0], x[1]}, Pair{factor, factor}, Pair{term, term});
     x[0] = y[0], x[1] = y[1];
+}
+__device__ __forceinline__ void fma2(float2& sum, float2 x, float2 y) {
+    using Pair = __NATIVE_VECTOR__(2, float);
+    const Pair z = __builtin_mxc_pk_fma_f32(Pair{x.x, x.y}, Pair{y.x, y.y}, Pair{sum.x, sum.y});
+    sum = {z[0], z[1]};
 }
 __device__ __forceinline__ void mul2(float* x, float factor) {
     using Pair = __NATIVE_VECTOR__(2, float);
@@ -385,8 +391,12 @@ struct Acc {
 __device__ __forceinline__ int column64(int lane, int tile, int v) { return 16 * tile + Acc<float>::col(lane, v); }
 __device__ __forceinline__ void sync_block() { __syncthreads(); }
 __device__ __forceinline__ bool any(bool p) { return __any_sync(~0u, p) != 0; }
+__device__ __forceinline__ float shuffle_xor(float x, int lanes) { return __shfl_xor_sync(~0u, x, lanes); }
 __device__ __forceinline__ void fma2(float* x, float factor, float term) {
     x[0] = fmaf(x[0], factor, term), x[1] = fmaf(x[1], factor, term);
+}
+__device__ __forceinline__ void fma2(float2& sum, float2 x, float2 y) {
+    sum = {fmaf(x.x, y.x, sum.x), fmaf(x.y, y.y, sum.y)};
 }
 __device__ __forceinline__ void mul2(float* x, float factor) { x[0] *= factor, x[1] *= factor; }
 template <class F>
