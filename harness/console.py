@@ -44,7 +44,7 @@ class Table:
 
     def header(self) -> None:
         self._line(
-            "task", "language", "case", "label", "judge", "strict", "margin", "ours ms", "base ms", "speed", "score"
+            "task", "language", "case", "label", "judge", "strict", "margin", "ours ms", "base ms", "speed", "score", ""
         )
 
     def show(self, result: CaseResult) -> None:
@@ -62,6 +62,7 @@ class Table:
             _number(result.baseline_ms, ".4f"),
             "-" if speed is None else f"{speed:.2f}x",
             _number(result.score, ".1f"),
+            f"against {result.peer}" if result.peer else "",
         )
         if not result.ok:
             for line in result.detail.splitlines():
@@ -78,8 +79,9 @@ class Table:
     def _line(self, task: str, kernel: str, case: str, label: str, judge: str, strict: str, *numbers: str) -> None:
         # The longest verdict has 18 letters (UNINITIALISED_READ).
         text = f"{task:{self._task}}  {kernel:{self._kernel}}  {case:>4}  {label:22}  {judge:18}  {strict:18}"
-        widths = (6, 9, 9, 7, 5)
-        print(text, *(f"{number:>{width}}" for number, width in zip(numbers, widths, strict=True)))
+        widths = (6, 9, 9, 7, 5, 0)
+        columns = (f"{number:>{width}}" for number, width in zip(numbers, widths, strict=True))
+        print(" ".join([text, *columns]).rstrip())
 
 
 def _ends(text: str) -> list[str]:

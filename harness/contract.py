@@ -24,6 +24,8 @@ class Contract:
 
     `reference(*args)` gives the truth per output name, `honest(*args)` what honest kernel arithmetic gives, and
     `workload(*args)` {"flops": int, "bytes": int, "dtype": str}. None of them modifies its arguments.
+    `peer(*args)`, where a task has one: another library's name and a call of its kernel on this case, ready to be timed
+    where the package's own baseline cannot be imported. It raises ImportError where that library is missing too.
     """
 
     path: Path
@@ -34,6 +36,7 @@ class Contract:
     reference: Callable[..., dict[str, Tensor]]
     honest: Callable[..., dict[str, Tensor]]
     workload: Callable[..., dict[str, Any]]
+    peer: Callable[..., tuple[str, Callable[[], object]]] | None = None
 
     def label(self, args: Sequence[Any]) -> str:
         """A short name for a case from its first integers, such as "b4 s1024 q32".
@@ -91,4 +94,5 @@ def load_contract(path: Path) -> Contract:
         reference=names["reference"],
         honest=names["honest"],
         workload=names["workload"],
+        peer=names.get("peer"),
     )

@@ -171,6 +171,9 @@ class _Trial:
         """The finding behind an exception that came from outside the submission's calls; None: it is a bug of ours."""
         said = f"{type(error).__name__}: {_one_line(error)}"
         if faults.is_out_of_memory(error):
+            needed, there = self.package.designed_vram_gib() or 0, timing.memory_gib() if self.device.is_gpu else 0
+            if there < needed:
+                return Finding(Verdict.SKIPPED, f"the case needs {needed:g} GiB and {self.device.name} has {there:.0f}")
             return Finding(Verdict.OUT_OF_MEMORY, f"out of memory in phase {self._phase} ({_one_line(error)})")
         if faults.is_device_fault(error):
             return Finding(Verdict.RUNTIME_ERROR, f"the device reported a fault in phase {self._phase} ({said})")
@@ -439,7 +442,7 @@ class _Trial:
             with self.package.baseline_call(self.case, self.buffers.originals()) as baseline:
                 times = timing.pair(ours, baseline, self.budget_s, workload, hooks)
         else:
-            times = timing.pair(ours, None, self.budget_s, workload, hooks)
+            times = timing.pair(ours, self._peer(), self.budget_s, workload, hooks)
         self._look_for_tampering()
         self.findings += self.buffers.damage()
         self.findings += self.buffers.mutated()
@@ -454,6 +457,18 @@ class _Trial:
             self.found(Verdict.SUSPECT_TIME, times.suspicion)
         elif times.baseline_ms is not None and not self.findings:
             self.result.score = score.preview(times.ours_ms, times.baseline_ms)
+
+    def _peer(self) -> Callable[[], object] | None:
+        """Another library's kernel to time beside ours where the package's baseline is missing; None without one."""
+        if self.contract is None or self.contract.peer is None:
+            return None
+        try:
+            name, call = self.contract.peer(*self.buffers.originals())
+        except ImportError as error:
+            self.note(f"not timed against another library either: {_one_line(error)}")
+            return None
+        self.result.peer = name
+        return call
 
 
 def _one_line(error: BaseException) -> str:

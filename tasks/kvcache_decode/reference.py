@@ -16,9 +16,10 @@ cache_seqlens. causal changes nothing for a single query.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tasks.common import attention
@@ -91,3 +92,33 @@ def workload(
     ids = sum(-(-length // page) for length in lengths) * block_table.element_size()
     moved = live + ids + sum(t.numel() * t.element_size() for t in (q, output, cache_seqlens))
     return {"flops": 4 * q.shape[2] * sum(lengths) * dim, "bytes": moved, "dtype": "bf16"}
+
+
+def peer(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    output: Tensor,
+    cache_seqlens: Tensor,
+    block_table: Tensor,
+    *sizes: int,
+) -> tuple[str, Callable[[], object]]:
+    """FlashInfer's decode kernel on this case, planned beforehand: what is timed where flash-attn is not installed.
+
+    `sizes`: the integers from batch_size to causal. The call writes to a tensor of its own.
+    """
+    import flashinfer
+
+    _, _, _, heads, kv_heads, headdim, page, *_ = sizes
+    lengths = cache_seqlens.cpu()
+    counts = (lengths + page - 1) // page
+    indptr = torch.zeros(len(lengths) + 1, dtype=torch.int32)
+    indptr[1:] = counts.cumsum(0)
+    used = torch.arange(block_table.shape[1]) < counts[:, None]
+    workspace = torch.empty(128 << 20, dtype=torch.uint8, device=q.device)
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, kv_layout="NHD", use_tensor_cores=False)
+    types = {"q_data_type": q.dtype, "kv_data_type": k_cache.dtype}
+    last = (lengths - 1) % page + 1
+    wrapper.plan(indptr, block_table[used.to(block_table.device)], last, heads, kv_heads, headdim, page, **types)
+    rows, result = q[:, 0], torch.empty_like(q[:, 0])
+    return "FlashInfer decode", lambda: wrapper.run(rows, (k_cache, v_cache), out=result)
