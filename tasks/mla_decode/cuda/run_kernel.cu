@@ -594,6 +594,8 @@ struct Config {
     static constexpr int kRows = 16 * kRowGroups, kThreads = 2 * kRowGroups * arch::kWave;
     static constexpr int kBlockN = kTiling.block_n, kSlots = kTiling.slots;
     static constexpr bool kLag = kTiling.lag;
+    // With lag the waves of half 1 load, while the others multiply: tensor units never wait for addresses.
+    static constexpr int kLoaders = kLag ? kThreads / 2 : kThreads;
     static_assert(kLag ? kSlots >= 3 : kSlots >= (arch::kWave == 64 ? 1 : 2), "a tile is loaded while others are read");
     // Shared memory: tiles of keys, (kBlockN, 512) and (kBlockN, 64) each; half scores, (kRows, kBlockN) f32; P,
     // (kRows, kBlockN) bf16, the factors (kRows,) by which a tile rescales and whether it does, (kRowGroups,), twice if
@@ -617,6 +619,7 @@ struct Args {
     int max_parts;                          // blocks per head tile; more than batch_size unless nothing is cut
     int page_size, page_shift;              // page_shift: log2(page_size), or -1 if that is no whole number
     float scale_log2;                       // log2(e) / sqrt(576)
+    float slack;                            // by which a score exceeds the running maximum before that is raised
     float *partial, *lse;                   // (rows, num_heads, 512) and (rows, num_heads), base 2
     int2* plan;                             // (batch_size,) first row of partial, NUM_SPLITS
 };
@@ -682,8 +685,9 @@ __global__ void __launch_bounds__(Config<kRowGroups>::kThreads) mla_decode(const
     const int tiles = static_cast<int>(all_tiles * (part.split + 1) / part.num_splits) - first_tile;
 
     // Loads: where a token lies, in rows of the cache; rows past the last come as zeros.
-    using CkvStage = arch::Stage<kBlockN, kDimCkv * 2, kThreads>;
-    using KpeStage = arch::Stage<kBlockN, kDimKpe * 2, kThreads>;
+    using CkvStage = arch::Stage<kBlockN, kDimCkv * 2, C::kLoaders>;
+    using KpeStage = arch::Stage<kBlockN, kDimKpe * 2, C::kLoaders>;
+    const int loader = tid - (kThreads - C::kLoaders);
     CkvStage ckv_stage;
     KpeStage kpe_stage;
     const auto place = [&](int key) -> uint32_t {
@@ -693,18 +697,20 @@ __global__ void __launch_bounds__(Config<kRowGroups>::kThreads) mla_decode(const
     };
     uint32_t ckv_place = 0, kpe_place = 0;  // of the tile that is loaded next
     const auto look_up = [&](int tile) {
-        ckv_place = place((first_tile + tile) * kBlockN + CkvStage::held_row(tid));
-        kpe_place = place((first_tile + tile) * kBlockN + KpeStage::held_row(tid));
+        ckv_place = place((first_tile + tile) * kBlockN + CkvStage::held_row(loader));
+        kpe_place = place((first_tile + tile) * kBlockN + KpeStage::held_row(loader));
     };
     const auto ckv_tile = [&](int tile) { return shared + tile % C::kSlots * C::kBytesTile; };
     const auto begin = [&](int tile) {
         const int valid = kv_len - (first_tile + tile) * kBlockN;
-        ckv_stage.begin(ckv_tile(tile), tid, valid, args.ckv, ckv_place);
-        kpe_stage.begin(ckv_tile(tile) + C::kBytesCkv, tid, valid, args.kpe, kpe_place);
+        ckv_stage.begin(ckv_tile(tile), loader, valid, args.ckv, ckv_place);
+        kpe_stage.begin(ckv_tile(tile) + C::kBytesCkv, loader, valid, args.kpe, kpe_place);
         look_up(tile + 1);
     };
-    look_up(0);
-    if (tiles > 0) begin(0);
+    if (loader >= 0 && tiles > 0) {
+        look_up(0);
+        begin(0);
+    }
 
     // Q: 16 rows x (256 + 32) columns per wave, kept. Rows past the last head repeat it.
     const auto head = [&](int row) {
@@ -723,7 +729,6 @@ __global__ void __launch_bounds__(Config<kRowGroups>::kThreads) mla_decode(const
     float row_sum[arch::kRowSlots] = {};          // this lane's share of it
 #pragma unroll
     for (int slot = 0; slot < arch::kRowSlots; ++slot) row_max[slot] = kNoScore;
-    const float slack = kLazy / args.scale_log2;
     constexpr int kQuads = arch::kAccValues / 4;
     const auto half_score = [&](int n, int quad) -> float4& {  // of this lane, in shared memory
         const int index = (row_group * (kBlockN / 16) + n) * kQuads + quad;
@@ -795,7 +800,7 @@ __global__ void __launch_bounds__(Config<kRowGroups>::kThreads) mla_decode(const
                 for (int i = 0; i < arch::kAccValues; ++i)
                     if (Acc<float>::slot(i) == slot) most = fmaxf(most, s[n].v[i]);
             most = arch::row_reduce(most, [](float a, float b) { return fmaxf(a, b); });
-            most = most > row_max[slot] + slack ? most : row_max[slot];
+            most = most > row_max[slot] + args.slack ? most : row_max[slot];
             raise |= most != row_max[slot];
             const float shrink = arch::exp2((row_max[slot] - most) * args.scale_log2);
             row_max[slot] = most;
@@ -855,10 +860,12 @@ __global__ void __launch_bounds__(Config<kRowGroups>::kThreads) mla_decode(const
     };
 
     for (int tile = 0; tile < tiles; ++tile) {
-        ckv_stage.wait(ckv_tile(tile), tid);
-        kpe_stage.wait(ckv_tile(tile) + C::kBytesCkv, tid);
+        if (loader >= 0) {
+            ckv_stage.wait(ckv_tile(tile), loader);
+            kpe_stage.wait(ckv_tile(tile) + C::kBytesCkv, loader);
+        }
         arch::sync_block();  // the tile is there, so is the last P if the output lags, and one more slot is free
-        if (tile + 1 < tiles) begin(tile + 1);
+        if (loader >= 0 && tile + 1 < tiles) begin(tile + 1);
         if (C::kLag && tile > 0 && half == 0) accumulate(tile - 1);
         scores(tile);
         arch::sync_block();  // both halves of the scores are there
@@ -1037,6 +1044,7 @@ extern "C" void run_kernel(const __nv_bfloat16* q_nope, const __nv_bfloat16* q_p
     for (int shift = 0; shift < 31; ++shift)
         if (page_size == int64_t(1) << shift) args.page_shift = shift;
     args.scale_log2 = 1.44269504f / sqrtf(kDimCkv + kDimKpe);
+    args.slack = kLazy / args.scale_log2;
     if (num_heads <= 16) return launch<1>(args, seq_len);
     if (num_heads <= 32) return launch<2>(args, seq_len);
     launch<4>(args, seq_len);
