@@ -69,6 +69,8 @@ class Table:
                 _below(line)
         for note in result.notes:
             _below(f"note: {note}")
+        for line in result.said.splitlines():
+            _below(f"{result.language}:{line}")  # the tutorial's own form: triton:fused_moe_i8_tn_topk1 passed: ...
         if result.counts:
             _below("counts: " + ", ".join(f"{name} {value}" for name, value in result.counts.items()))
         for line in _ends(result.output):

@@ -369,7 +369,7 @@ class _Trial:
         if not good:
             self._refusal = f"the package's check says no{': ' + said.splitlines()[-1] if said else ''}"
         if said and (good or len(said.splitlines()) > 1):
-            self.note(f"check printed: {said}")
+            self.result.said = said
 
     def _strict(self, outputs: dict[int, Tensor], label: str) -> None:
         """The error rule on every output that the contract names."""

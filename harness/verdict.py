@@ -109,6 +109,7 @@ class CaseResult:
     baseline: str = ""  # what was timed and compared against: the package's own, or the named substitute
     peer: str = ""  # the library that baseline_ms is of, where it is not the package's own baseline
     score: float | None = None  # 100 T_b / (T_b + T_k), a preview
+    said: str = ""  # what the package's check printed
     output: str = ""  # what the submission printed, head and tail
     notes: list[str] = dataclasses.field(default_factory=list)
     counts: dict[str, Any] = dataclasses.field(default_factory=dict)  # the simulator's counters, summed over launches
