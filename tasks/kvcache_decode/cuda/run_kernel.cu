@@ -563,32 +563,28 @@ struct Tiling {
     int dim;      // headdim: this one, or with `exact` false all multiples of 8 up to it
     bool exact;   // known when compiled: no predicates
     int heads;    // query heads that a block computes at once
-    int lanes;    // that share a key; a lane owns headdim / lanes values of it
+    int lanes;    // that share a key; a lane owns dim / lanes values of it
     int unroll;   // keys of a lane whose loads are on their way together
     int threads;  // of a block
     int blocks;   // wanted per multiprocessor
 };
-// Waves of 64 lanes. Many blocks of 256 threads hide the loads; 16 lanes per key keep the registers near 128.
+// Waves of 64 lanes. Blocks of 256 threads, and so many that their loads hide each other's latency.
 constexpr Tiling kC500[] = {
-    {128, true, 1, 8, 2, 256, 16},    //
-    {128, true, 4, 16, 2, 256, 8},    //
-    {128, true, 8, 16, 2, 256, 8},    // 128 registers of accumulators and queries
-    {128, false, 1, 8, 2, 256, 16},   //
-    {128, false, 4, 16, 2, 256, 8},   //
-    {256, false, 1, 16, 2, 256, 16},  //
-    {256, false, 4, 16, 1, 256, 8},   // 128 registers of accumulators and queries
-    {512, false, 1, 16, 1, 256, 8},   //
+    {128, true, 1, 8, 2, 256, 16},   // less than 128 registers: 4 waves on each of the 4 units of an AP
+    {128, true, 4, 16, 2, 256, 8},   // the same
+    {128, true, 8, 16, 2, 256, 8},   // 128 registers of sums and queries: 2 waves
+    {128, false, 4, 16, 2, 256, 8},  // as above, with predicates
+    {256, false, 4, 16, 1, 256, 8},  // 128 registers of sums and queries
+    {512, false, 1, 16, 1, 256, 8},  // 64 of them
 };
-// Warps of 32. Fewer lanes per key save shuffles; 4 blocks of 4 warps with 8 KiB each on its way fill the 4 TB/s.
+// Warps of 32. What blocks have on their way, K and V together: 4 blocks x 128 threads x 8 x 16 bytes = 64 KiB.
 constexpr Tiling kSm80[] = {
-    {128, true, 1, 8, 2, 128, 4},    //
-    {128, true, 4, 8, 2, 128, 4},    //
-    {128, true, 8, 16, 2, 128, 4},   // 128 registers of accumulators and queries
-    {128, false, 1, 4, 2, 128, 4},   //
-    {128, false, 4, 8, 2, 128, 4},   //
-    {256, false, 1, 8, 2, 128, 4},   //
-    {256, false, 4, 16, 1, 128, 4},  // 128 registers of accumulators and queries
-    {512, false, 1, 16, 1, 128, 4},  //
+    {128, true, 1, 8, 2, 128, 5},    // 96 registers: 5 blocks
+    {128, true, 4, 16, 2, 128, 4},   // 16 lanes keep 4 heads in 64 registers of sums and queries
+    {128, true, 8, 16, 2, 64, 4},    // 128 of them: 4 blocks of 64 threads
+    {128, false, 4, 16, 2, 128, 4},  // as above, with predicates
+    {256, false, 4, 16, 1, 128, 2},  // 128 of them
+    {512, false, 1, 16, 1, 128, 4},  // 64 of them
 };
 constexpr int kTilings = sizeof(kSm80) / sizeof(kSm80[0]);
 static_assert(sizeof(kC500) == sizeof(kSm80));
@@ -613,12 +609,15 @@ struct Config {
     static_assert(kTiling.dim % (8 * kLanes) == 0 && arch::kWave % kLanes == 0 && kMergeHeads > 0);
 };
 
+// A part's result for one head: headdim sums, maximum, sum of weights, padded to lines of 128 bytes, so that no block
+// reads a line that another one has yet to write.
+constexpr __host__ __device__ int floats_of_row(int headdim) { return (headdim + 2 + 31) / 32 * 32; }
+
 struct Args {
     const uint32_t *q, *k_cache, *v_cache;  // pairs of bf16
     uint32_t* output;
     const int32_t *cache_seqlens, *block_table;
-    float* partial;     // (batch_size, num_heads_k, head_tiles, num_splits, heads of a tile, row): headdim sums, then
-                        // the maximum and the sum of weights; rows are whole lines of 128 bytes
+    float* partial;     // (batch_size, num_heads_k, head_tiles, num_splits, heads of a tile, floats_of_row)
     uint32_t* tickets;  // (batch_size, num_heads_k, head_tiles), 0 between calls
     int num_heads_k, group, headdim;
     int page_block_size, page_shift, num_blocks, table_width;  // page_shift: -1 when the size is no power of two
@@ -669,7 +668,9 @@ __global__ void __launch_bounds__(Config<kRow>::kThreads) decode(const Args args
     constexpr int kHeads = C::kHeads, kLanes = C::kLanes, kUnroll = C::kUnroll, kVectors = C::kVectors;
     constexpr int kPairs = 4 * kVectors, kThreads = C::kThreads, kDim = C::kTiling.dim;
     const int tid = threadIdx.x, lane = tid % kLanes, lane_group = tid / kLanes, wave = tid / arch::kWave;
-    const int headdim = C::kTiling.exact ? kDim : args.headdim, row_floats = headdim + 32;
+    const int headdim = C::kTiling.exact ? kDim : args.headdim, row_floats = floats_of_row(headdim);
+    // Whether a vector of 16 bytes is part of headdim: the lane's, or that of any lane.
+    const auto any_has = [&](int vector) { return C::kTiling.exact || vector * kLanes * 8 < headdim; };
     const auto has = [&](int vector) { return C::kTiling.exact || (vector * kLanes + lane) * 8 < headdim; };
 
     // Work: the heads of a part run side by side, since their keys lie side by side.
@@ -678,12 +679,6 @@ __global__ void __launch_bounds__(Config<kRow>::kThreads) decode(const Args args
     const int head_tile = tile % args.head_tiles, kv_head = tile / args.head_tiles;
     const int split = part % args.num_splits, sequence = part / args.num_splits;
     const int kv_len = args.cache_seqlens[sequence];
-    // An empty sequence has one part too, of no keys.
-    const int steps = (kv_len + C::kBlockN - 1) / C::kBlockN;
-    const int split_steps = max(1, (steps + args.num_splits - 1) / args.num_splits);
-    const int used_splits = max(1, (steps + split_steps - 1) / split_steps);
-    const int begin = split * split_steps * C::kBlockN, end = min(kv_len, begin + split_steps * C::kBlockN);
-    if (split >= used_splits) return;
     const int first_head = kv_head * args.group + head_tile * kHeads;
     const int heads = min(kHeads, args.group - head_tile * kHeads);  // that exist
 
@@ -701,6 +696,7 @@ __global__ void __launch_bounds__(Config<kRow>::kThreads) decode(const Args args
             if (has(v)) cute::copy(Copy16{}, from(_, v), to(_, v));
     };
 
+    // The query, loaded while the length is on its way.
     float2 q[kHeads][kPairs];
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
@@ -716,6 +712,13 @@ __global__ void __launch_bounds__(Config<kRow>::kThreads) decode(const Args args
             q[h][i] = {pair.x * args.scale_log2, pair.y * args.scale_log2};
         }
     }
+
+    // This part's keys. An empty sequence has one part too, of no keys.
+    const int steps = (kv_len + C::kBlockN - 1) / C::kBlockN;
+    const int split_steps = max(1, (steps + args.num_splits - 1) / args.num_splits);
+    const int used_splits = max(1, (steps + split_steps - 1) / split_steps);
+    const int begin = split * split_steps * C::kBlockN, end = min(kv_len, begin + split_steps * C::kBlockN);
+    if (split >= used_splits) return;
 
     State<kHeads, kPairs> state;
     state.clear();
@@ -756,6 +759,7 @@ __global__ void __launch_bounds__(Config<kRow>::kThreads) decode(const Args args
             float2 dot[kHeads] = {};
 #pragma unroll
             for (int i = 0; i < kPairs; ++i) {
+                if (!any_has(i / 4)) break;
                 const float2 pair = unpack(k(i % 4, i / 4, u));
 #pragma unroll
                 for (int h = 0; h < kHeads; ++h) arch::fma2(dot[h], q[h][i], pair);
@@ -800,6 +804,7 @@ __global__ void __launch_bounds__(Config<kRow>::kThreads) decode(const Args args
         for (int u = 0; u < kUnroll; ++u)
 #pragma unroll
             for (int i = 0; i < kPairs; ++i) {
+                if (!any_has(i / 4)) break;
                 const float2 pair = unpack(v(i % 4, i / 4, u));
 #pragma unroll
                 for (int h = 0; h < kHeads; ++h) arch::fma2(state.acc[h][i], pair, float2{score[u][h], score[u][h]});
@@ -890,6 +895,7 @@ __global__ void __launch_bounds__(Config<kRow>::kThreads) decode(const Args args
         __threadfence();
         to_output = true;
         state.clear();
+#pragma unroll 4
         for (int s = lane_group; s < used_splits; s += C::kGroups) {
 #pragma unroll
             for (int h = 0; h < kHeads; ++h) {
@@ -942,7 +948,7 @@ void launch(Args args, int64_t batch_size, int64_t seqlen_k) {
         return;
     }
     if (args.num_splits > 1) {
-        const int64_t bytes = blocks * C::kHeads * (args.headdim + 32) * static_cast<int64_t>(sizeof(float));
+        const int64_t bytes = blocks * C::kHeads * floats_of_row(args.headdim) * static_cast<int64_t>(sizeof(float));
         args.partial = static_cast<float*>(partial_memory.get(bytes, false));
         args.tickets = static_cast<uint32_t*>(ticket_memory.get(tiles * 4, true));
         if (args.partial == nullptr || args.tickets == nullptr) {
