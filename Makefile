@@ -65,7 +65,7 @@ mutants: ## run submissions that are wrong on purpose: each must be rejected by 
 
 test: ## the kit's own tests
 	@$(bootstrap) test
-	@$(python) -m pytest tests
+	@$(python) -m pytest tests -n auto --dist loadfile
 
 lint-code: ## ruff, mypy, clang-format and shellcheck over the kit's own code
 	@$(bootstrap) lint
