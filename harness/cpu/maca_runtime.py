@@ -63,6 +63,20 @@ class Simulator:
                 totals[name] = totals.get(name, 0) + value
         return {**totals, "kernels": kernels} if kernels else {}
 
+    def plan(self, on: bool) -> None:
+        """While on, launches are only listed: arguments may then be addresses without memory behind them."""
+        self.library.sim_plan(int(on))
+
+    def planned(self) -> list[dict[str, Any]]:
+        """Launches since the last call: {"kernel", "blocks", "threads", "shared" (dynamic, bytes)} each."""
+        self.library.sim_planned.restype = ctypes.c_char_p
+        return json.loads(self.library.sim_planned().decode(errors="replace"))  # type: ignore[no-any-return]
+
+    def allocated(self) -> int:
+        """Bytes that the submission holds by cudaMalloc."""
+        self.library.sim_allocated.restype = ctypes.c_uint64
+        return int(self.library.sim_allocated())
+
     def _place(self) -> str:
         """ "file:line" of the fault: the innermost frame of the submission's own file, else ""."""
         if file := self.library.sim_fault_file().decode(errors="replace"):

@@ -40,7 +40,7 @@ def load(path: Path, arguments: Sequence[str], device: Device, variant: str, set
     if device.kind != "cpu":
         library = _build_for_gpu(path, device, variant)
         function = _run_kernel(ctypes.CDLL(str(library)), path)
-        return Submission("cuda", path, lambda args: function(*map(_convert, args)))
+        return Submission("cuda", path, lambda args: function(*map(to_c, args)))
     mode = variant or maca_build.MODES[0]
     counts = bool(settings.get("counts"))
     simulator = Simulator(maca_build.build(path, mode, cutlass_include(), counts), path, counts)
@@ -49,7 +49,7 @@ def load(path: Path, arguments: Sequence[str], device: Device, variant: str, set
 
     def run(args: Sequence[Any]) -> None:
         simulator.begin(_pieces(args, arguments, outputs))
-        function(*map(_convert, args))
+        function(*map(to_c, args))
         simulator.end()
 
     return Submission("cuda", path, run, drain=simulator.counters if counts else dict)
@@ -121,7 +121,7 @@ def _run_kernel(library: ctypes.CDLL, path: Path) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
-def _convert(arg: Any) -> Any:
+def to_c(arg: Any) -> Any:
     """The judge's ABI: tensor -> pointer, bool -> bool, int -> int64, float -> 32-bit float, None -> null."""
     if arg is None:
         return ctypes.c_void_p(None)

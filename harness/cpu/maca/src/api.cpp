@@ -97,6 +97,7 @@ cudaError_t cudaFreeAsync(void* pointer, cudaStream_t) { return release(pointer)
 cudaError_t cudaFreeHost(void* pointer) { return release(pointer); }
 
 cudaError_t cudaMemset(void* pointer, int value, size_t bytes) {
+    if (sim::g.planning) return cudaSuccess;  // the arguments are addresses without memory
     if (sim::g.fault.set) return cudaErrorLaunchFailure;
     if (sim::find_range(reinterpret_cast<uintptr_t>(pointer)) == nullptr || !sound(pointer, bytes)) {
         sim::set_fault("OUT_OF_BOUNDS",
@@ -111,6 +112,7 @@ cudaError_t cudaMemsetAsync(void* pointer, int value, size_t bytes, cudaStream_t
     return cudaMemset(pointer, value, bytes);
 }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
+    if (sim::g.planning) return cudaSuccess;  // the arguments are addresses without memory
     if (sim::g.fault.set) return cudaErrorLaunchFailure;
     if (!sound(to, bytes) || !sound(from, bytes)) {
         sim::set_fault("OUT_OF_BOUNDS",
@@ -317,6 +319,25 @@ int sim_fault_frames(uint64_t* out, int room) {
     for (int i = 0; i < count && i < room; ++i) out[i] = sim::g.fault.frames[size_t(i)];
     return count < room ? count : room;
 }
+/// While on, launches are listed for sim_planned and not run, and nothing is copied or set.
+void sim_plan(int on) { sim::g.planning = on != 0; }
+/// The launches since the last call, as JSON.
+const char* sim_planned() {
+    static std::string text;
+    text = "[";
+    for (const sim::Planned& launch : sim::planned) {
+        std::string name = launch.kernel;
+        for (char& c : name) c = c == '"' || c == '\\' ? '\'' : c;
+        text += std::string(text.size() > 1 ? "," : "") + "{\"kernel\":\"" + name +
+                "\",\"blocks\":" + std::to_string(launch.blocks) + ",\"threads\":" + std::to_string(launch.threads) +
+                ",\"shared\":" + std::to_string(launch.shared_bytes) + "}";
+    }
+    sim::planned.clear();
+    text += "]";
+    return text.c_str();
+}
+/// Bytes that the submission has allocated and not freed.
+uint64_t sim_allocated() { return sim::allocated; }
 const char* sim_counters() {
     static std::string text;
     text = sim::counters_json();

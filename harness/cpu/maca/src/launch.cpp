@@ -6,6 +6,7 @@
 
 namespace sim {
 Machine g;
+std::vector<Planned> planned;
 
 namespace {
 void arrange_threads(int count) {
@@ -63,6 +64,10 @@ void launch(const Grid& grid, void (*entry)(const void*), const void* closure) {
     g.grid = grid;
     const dim3 b = grid.block, n = grid.grid;
     const uint64_t threads = uint64_t(b.x) * b.y * b.z, blocks = uint64_t(n.x) * n.y * n.z;
+    if (g.planning) {
+        planned.push_back({grid.name, blocks, threads, grid.shared_bytes});
+        return;
+    }
     const std::string shape = std::to_string(b.x) + "x" + std::to_string(b.y) + "x" + std::to_string(b.z);
     if (threads == 0 || threads > kMaxThreads || b.z > 64) {
         g.error = cudaErrorInvalidConfiguration;

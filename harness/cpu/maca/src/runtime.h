@@ -76,12 +76,20 @@ struct Machine {
     const void* closure = nullptr;
     uint64_t seed = 0, random = 0;
     bool counting = false;
+    bool planning = false;  // launches are listed and not run
     Counters* counters = nullptr;
     int error = 0;  // the cudaError_t of the last call that failed
     Fault fault;
     Fault pending;  // a read of unwritten shared memory, until it is known whether a race explains it
 };
 extern Machine g;
+
+/// A launch as it was asked for: blocks, threads per block and bytes of dynamic shared memory.
+struct Planned {
+    std::string kernel;
+    uint64_t blocks, threads, shared_bytes;
+};
+extern std::vector<Planned> planned;
 
 uint64_t next_random();
 int wave_of(int thread_id);
