@@ -12,8 +12,8 @@ tiles, as many tiles to every program as fit the true lengths, so that one grid 
 launch merges the partial outputs of a sequence, weighted by exp2(lse - largest lse).
 
 Bound: 121 flops per byte at 64 heads (memory), 242 at 128 (the tensor units, for 2 * (2 * 512 + 64) flops per score).
-Workspace, kept between calls: slots * num_heads * (head_dim_ckv + 1) * 4 + batch_size * 8 bytes, where slots is about
-PROGRAMS / head tiles (or 2 * batch_size): 17.3 MB for 132 programs of 64 heads.
+Workspace, kept between calls: capacity * num_heads * (head_dim_ckv + 1) * 4 + batch_size * 8 bytes, where capacity is
+PROGRAMS / head tiles, or 2 * batch_size if that is more: 17.3 MB for 132 programs of 64 heads, 6.8 MB on the C500.
 """
 
 import math
@@ -22,24 +22,21 @@ import torch
 import triton
 import triton.language as tl
 
-# Rows per device: heads, rounded up to a power of two in 16 .. 64 -> (BLOCK_H, BLOCK_N, num_warps, num_stages).
+# Row per device: (BLOCK_H, BLOCK_N, num_warps, num_stages, MIN_CHUNK, PROGRAMS).
+# MIN_CHUNK: the fewest tiles of a chunk, 64 tokens here: a partial output of 64 heads is the bytes of 114 tokens.
+# PROGRAMS: how many should fill the chip.
 TUNING = {
-    # C500: a warp is 64 lanes, so 4 warps are 256 threads. One stage: no asynchronous copy.
-    "c500": {
-        16: (16, 16, 4, 1),
-        32: (32, 16, 4, 1),
-        64: (64, 16, 4, 1),
-    },
-    # H200: a warpgroup multiplies 64 rows, so fewer heads are padded to 64: the cache's bytes are the bound there. Eight
-    # warps are two warpgroups with 256 columns of the accumulator each, 128 registers per thread. Shared memory: Q 72
-    # KiB, two stages of 72 KiB.
-    "sm90": {
-        16: (64, 64, 8, 2),
-        32: (64, 64, 8, 2),
-        64: (64, 64, 8, 2),
-    },
+    # C500: tiles and warps are the vendor's own for this kernel; a warp is 64 lanes, so 4 warps are 256 threads. Shared
+    # memory: 18 KiB of Q (where the compiler keeps it there) and 18 KiB of cache. One stage: no asynchronous copy. Two
+    # programs per multiprocessor, so that one computes while the other loads.
+    "c500": (16, 16, 4, 1, 4, 208),
+    # H200: a warpgroup multiplies 64 rows, so fewer heads are padded to 64: the cache's bytes are the bound there. The
+    # two warpgroups have 256 columns of the accumulator each, 128 registers per thread, which leaves room for one
+    # program per multiprocessor. Shared memory: Q 72 KiB, three stages of 36 KiB, so that a tile is loaded during the
+    # whole computation of the one before. 64 tokens would halve the reads of Q from shared memory, but only two stages
+    # of them fit, and the compiler then issues the next load after the computation.
+    "sm90": (64, 32, 8, 3, 2, 132),
 }
-PROGRAMS = {"c500": 208, "sm90": 132}  # programs that run at once: one per multiprocessor on sm90, two on c500
 DEVICE = "c500"
 WORKSPACE = {}
 
@@ -67,6 +64,7 @@ def mla_decode_kernel(
     PAGE_SIZE: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    MIN_CHUNK: tl.constexpr,
     BLOCK_B: tl.constexpr,
 ):
     # One program: BLOCK_H heads of one sequence over one chunk of its tokens. DIM_V and DIM_R are DIM_CKV and DIM_KPE
@@ -76,15 +74,15 @@ def mla_decode_kernel(
     slots = tl.num_programs(0) // HEAD_TILES
     head_tile = tl.program_id(0) % HEAD_TILES
 
-    # ---- which sequence, which tokens. A chunk is the smallest number of tiles with which all sequences, each rounded
-    # up to whole chunks and to one at least, fit into the slots: no less than total / slots, no more than
-    # total / (slots - batch_size), and 16 candidates between the two are fine enough.
+    # ---- which sequence, which tokens. A chunk is the smallest number of tiles, from MIN_CHUNK on, with which all
+    # sequences, each rounded up to whole chunks and to one at least, fit into the slots: no less than total / slots, no
+    # more than total / (slots - batch_size), and 16 candidates between the two are fine enough.
     entry = tl.arange(0, BLOCK_B)
     tiles = (tl.load(kv_lens + entry, mask=entry < batch_size, other=0) + BLOCK_N - 1) // BLOCK_N  # (BLOCK_B,)
     total_tiles = tl.sum(tiles, axis=0)
-    fewest = tl.maximum((total_tiles + slots - 1) // slots, 1)
+    fewest = tl.maximum((total_tiles + slots - 1) // slots, MIN_CHUNK)
     spare = tl.maximum(slots - batch_size, 1)
-    most = tl.maximum((total_tiles + spare - 1) // spare, 1)
+    most = tl.maximum((total_tiles + spare - 1) // spare, MIN_CHUNK)
     candidate = fewest + tl.arange(0, 16) * ((most - fewest + 14) // 15)  # (16,), the last one at or above `most`
     chunks = tl.maximum((tiles[None, :] + candidate[:, None] - 1) // candidate[:, None], 1)  # (16, BLOCK_B)
     needed = tl.sum(tl.where(entry[None, :] < batch_size, chunks, 0), axis=1)  # (16,) slots
@@ -95,8 +93,8 @@ def mla_decode_kernel(
         return  # more slots than chunks
     first_slot = tl.sum(tl.where(entry < sequence, num_splits, 0), axis=0)
     splits = tl.sum(tl.where(entry == sequence, num_splits, 0), axis=0)
-    if slot == first_slot:
-        tl.store(plan + 2 * sequence, first_slot)  # by every head tile, the same values
+    if (slot == first_slot) & (head_tile == 0):
+        tl.store(plan + 2 * sequence, first_slot)
         tl.store(plan + 2 * sequence + 1, splits)
     kv_len = tl.load(kv_lens + sequence)
     begin = (slot - first_slot) * chunk * BLOCK_N
@@ -129,25 +127,27 @@ def mla_decode_kernel(
         token = tl.minimum(n + key, kv_len - 1)
         token_row = page.to(tl.int64) * PAGE_SIZE + token % PAGE_SIZE
         page = tl.load(table + tl.minimum(n + BLOCK_N + key, kv_len - 1) // PAGE_SIZE)
-        if DIM_V > DIM_CKV:
-            latent = tl.load(ckv + token_row[:, None] * DIM_CKV + dim_v[None, :], mask=dim_v[None, :] < DIM_CKV, other=0.0)
-        else:
-            latent = tl.load(ckv + token_row[:, None] * DIM_CKV + dim_v[None, :])  # (BLOCK_N, DIM_V)
-        if DIM_R > DIM_KPE:
-            rope = tl.load(kpe + token_row[:, None] * DIM_KPE + dim_r[None, :], mask=dim_r[None, :] < DIM_KPE, other=0.0)
-        else:
-            rope = tl.load(kpe + token_row[:, None] * DIM_KPE + dim_r[None, :])  # (BLOCK_N, DIM_R)
-        scores = tl.dot(q_r, tl.trans(rope))
-        scores = tl.dot(q_v, tl.trans(latent), scores)
+        latent_ptr = ckv + token_row[:, None] * DIM_CKV + dim_v[None, :]  # (BLOCK_N, DIM_V)
+        rope_ptr = kpe + token_row[:, None] * DIM_KPE + dim_r[None, :]  # (BLOCK_N, DIM_R)
+        latent_mask = dim_v[None, :] < DIM_CKV
+        latent = tl.load(latent_ptr, mask=latent_mask, other=0.0) if DIM_V > DIM_CKV else tl.load(latent_ptr)
+        rope = tl.load(rope_ptr, mask=dim_r[None, :] < DIM_KPE, other=0.0) if DIM_R > DIM_KPE else tl.load(rope_ptr)
+        scores_r = tl.dot(q_r, tl.trans(rope))
+        scores_v = tl.dot(q_v, tl.trans(latent))
+        scores = scores_v * scale_log2 + scores_r * scale_log2  # (BLOCK_H, BLOCK_N), base 2
         scores = tl.where(n + key[None, :] < kv_len, scores, float("-inf"))
 
-        # ---- online softmax
-        new_maximum = tl.maximum(maximum, tl.max(scores, axis=1) * scale_log2)
-        p = tl.exp2(scores * scale_log2 - new_maximum[:, None])  # (BLOCK_H, BLOCK_N)
-        rescale = tl.exp2(maximum - new_maximum)
-        total = total * rescale + tl.sum(p, axis=1)
+        # ---- online softmax. The branch is always taken. It keeps the compiler from seeing that one product feeds the
+        # other: it would lay all warps along the rows then, and with 64 rows both warpgroups would compute all scores.
+        p = scores
+        rescale = maximum
+        if (n < end) if BLOCK_H >= 64 else True:
+            new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
+            p = tl.exp2(scores - new_maximum[:, None])  # (BLOCK_H, BLOCK_N)
+            rescale = tl.exp2(maximum - new_maximum)
+            total = total * rescale + tl.sum(p, axis=1)
+            maximum = new_maximum
         acc = acc * rescale[:, None]
-        maximum = new_maximum
 
         # ---- accumulate P V: the values are the latent part of the keys
         acc = tl.dot(p.to(latent.dtype), latent, acc)
@@ -236,21 +236,19 @@ def run_kernel(
 ):
     if batch_size == 0:
         return
-    heads_key = triton.next_power_of_2(num_heads)
-    heads_key = 16 if heads_key < 16 else (64 if heads_key > 64 else heads_key)
-    block_h, block_n, num_warps, num_stages = TUNING[DEVICE][heads_key]
+    block_h, block_n, num_warps, num_stages, min_chunk, programs = TUNING[DEVICE]
     head_tiles = triton.cdiv(num_heads, block_h)
-    # Enough slots to fill the chip, and two per sequence; never more than one per tile of a sequence's own tokens.
-    slots = PROGRAMS[DEVICE] // head_tiles
-    slots = slots if slots > 2 * batch_size else 2 * batch_size
-    most_slots = kv_indices.shape[0] * page_size // block_n + batch_size
-    slots = slots if slots < most_slots else most_slots
+    # Enough slots to fill the chip, two per sequence at least; no more programs than chunks there can be.
+    capacity = programs // head_tiles
+    capacity = capacity if capacity > 2 * batch_size else 2 * batch_size
+    slots = kv_indices.shape[0] * page_size // (min_chunk * block_n) + batch_size
+    slots = slots if slots < capacity else capacity
 
-    key = (slots, batch_size, num_heads, head_dim_ckv, q_nope.device)
+    key = (capacity, batch_size, num_heads, head_dim_ckv, q_nope.device)
     if key not in WORKSPACE:
         WORKSPACE[key] = (
-            torch.empty((slots, num_heads, head_dim_ckv), dtype=torch.float32, device=q_nope.device),
-            torch.empty((slots, num_heads), dtype=torch.float32, device=q_nope.device),
+            torch.empty((capacity, num_heads, head_dim_ckv), dtype=torch.float32, device=q_nope.device),
+            torch.empty((capacity, num_heads), dtype=torch.float32, device=q_nope.device),
             torch.empty((batch_size, 2), dtype=torch.int32, device=q_nope.device),
         )
     partial, lse, plan = WORKSPACE[key]
@@ -271,11 +269,12 @@ def run_kernel(
         HEADS=num_heads,
         DIM_CKV=head_dim_ckv,
         DIM_KPE=head_dim_kpe,
-        DIM_V=triton.next_power_of_2(head_dim_ckv),
-        DIM_R=triton.next_power_of_2(head_dim_kpe),
+        DIM_V=triton.next_power_of_2(head_dim_ckv) if head_dim_ckv > 16 else 16,
+        DIM_R=triton.next_power_of_2(head_dim_kpe) if head_dim_kpe > 16 else 16,  # tl.dot wants 16
         PAGE_SIZE=page_size,
         BLOCK_H=block_h,
         BLOCK_N=block_n,
+        MIN_CHUNK=min_chunk,
         BLOCK_B=triton.next_power_of_2(batch_size + 15),  # 16 at least: one compiler is known to fail on 1
         num_warps=num_warps,
         num_stages=num_stages,
