@@ -4,7 +4,7 @@
 
 An int8 GEMM over row tiles of 128 that each belong to one expert: out[r, n] = bf16(float(sum_k a[r, k] * b[e, n, k]) *
 scale_a[r] * scale_b[e, n] * moe_weights[r]), e = expert_ids[r // 128], with exact int32 sums. EM, N and K are multiples
-of 128, so every tile is full. `sort_tiles` orders the row tiles by expert; blocks of `fused_moe` then run through groups
+of 128, so every tile is full. `sort_tiles` orders the row tiles by expert; the blocks of `fused_moe` go through groups
 of neighbouring tiles, column by column, so that those which share an expert's weights run side by side and the weights
 come from DRAM once.
 
@@ -151,7 +151,7 @@ def run_kernel(a, b_col_major, scale_a, scale_b, moe_weights, token_ids, expert_
         return
     N, K = b_col_major.shape[1:]
     if (N, K) not in _kernels:
-        BLOCK_N = [width for width in TUNING[DEVICE] if N % width == 0][0]
+        BLOCK_N = next(width for width in TUNING[DEVICE] if N % width == 0)
         _kernels[N, K] = fused_moe(N, K, BLOCK_N, *TUNING[DEVICE][BLOCK_N])
     if not _sort:
         _sort.append(sort_tiles())
