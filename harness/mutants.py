@@ -196,8 +196,8 @@ class Outcome:
         }
 
 
-def _jobs(outcome: Outcome, table: Table) -> list[Job]:
-    """One job for the plain judge and one for the runner's own; their results are told apart by the suite's name."""
+def _jobs(outcome: Outcome, table: Table) -> tuple[Job, Job]:
+    """A job for the kit's judge and one for the plain judge; their results are told apart by the suite's name."""
     mutant, on_gpu = outcome.mutant, outcome.place != "cpu"
     path = mutant.write()
     suite, cases = (mutant.gpu_suite, mutant.gpu_cases or mutant.cases) if on_gpu else ("tiny", mutant.cases)
@@ -220,10 +220,11 @@ def _jobs(outcome: Outcome, table: Table) -> list[Job]:
             required=True,
         )
 
-    return [
-        job(_ALONE, config, table.judge_cases[mutant.task] if on_gpu else (1,), {"lint": False, "naive": True}),
+    plainly = {"lint": False, "naive": True}
+    return (
         job(_STRICT, catalog.suite_path(mutant.task, suite), cases, strictly),
-    ]
+        job(_ALONE, config, table.judge_cases[mutant.task] if on_gpu else (1,), plainly),
+    )
 
 
 def run(
@@ -235,7 +236,7 @@ def run(
     that cannot be made.
     """
     outcomes: dict[str, Outcome] = {}
-    jobs: list[Job] = []
+    pairs: list[tuple[Job, Job]] = []
     for mutant in chosen:
         place = device.kind if mutant.runs_on(device) else "cpu"
         if place == "cpu" and not mutant.runs_on_cpu:
@@ -243,7 +244,11 @@ def run(
         expected = mutant.cpu if place == "cpu" else mutant.on_gpu
         rules = [finding.rule for finding in gate.refusals(mutant.write(), mutant.language)]
         outcome = outcomes[mutant.key] = Outcome(mutant, place, rules, expected)
-        jobs += _jobs(outcome, table)
+        pairs.append(_jobs(outcome, table))
+    # The second job of a mutant comes when its first has compiled it, not beside it.
+    lagging: list[tuple[Job, ...]] = [()] * parallel + [(plain,) for _, plain in pairs]
+    ahead: list[tuple[Job, ...]] = [(strict,) for strict, _ in pairs] + [()] * parallel
+    jobs = [job for both in zip(ahead, lagging, strict=True) for group in both for job in group]
     left = collections.Counter(job.suite.partition(" ")[2] for job in jobs for _ in job.cases or ())
 
     def receive(result: CaseResult) -> None:
