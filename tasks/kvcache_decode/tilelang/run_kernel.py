@@ -36,14 +36,15 @@ TUNING = {
     "c500": {
         "multiprocessors": 104,
         "slots": {64: (64, 256, 32), 128: (32, 256, 32), 256: (16, 256, 32), 512: (16, 256, 16)},
-        "tiles": {64: (16, 32, 64, 16), 128: (16, 32, 64, 16), 256: (16, 16, 64, 16), 512: (16, 16, 128, 8)},
+        "tiles": {64: (16, 32, 64, 16), 128: (16, 32, 64, 16), 256: (16, 16, 64, 16), 512: (16, 16, 64, 8)},
     },
     # 4 blocks of 128 threads with 8 loads of 16 bytes each in flight are 64 KiB per multiprocessor, twice what 4 TB/s
-    # at 0.8 us need. 64 rows are one warpgroup's product.
+    # at 0.8 us need. Registers allow 4 blocks (107 per thread; tiles of 128 take 168, so 3). 64 rows are one warpgroup's
+    # product; from 160 on its accumulator leaves room for 2 blocks, and 16 rows of plain mma for 3 (156 registers).
     "sm90": {
         "multiprocessors": 132,
         "slots": {64: (64, 128, 4), 128: (32, 128, 4), 256: (16, 128, 4), 512: (16, 256, 2)},
-        "tiles": {64: (64, 64, 128, 4), 128: (64, 64, 128, 4), 256: (64, 32, 128, 3), 512: (64, 16, 128, 2)},
+        "tiles": {64: (64, 64, 128, 4), 128: (64, 64, 128, 3), 256: (16, 32, 128, 3), 512: (16, 32, 128, 2)},
     },
 }
 MIN_SPLIT = 64  # tokens: a shorter share costs more to join than it saves
@@ -57,6 +58,7 @@ _workspace = {}  # (batch, heads, splits, headdim, device) -> partial results an
 @tilelang.jit(pass_configs={"tl.disable_safe_memory_legalize": True})  # every access below is guarded by hand
 def attend_slots(num_heads, dim, page_size, direct, BLOCK_N, threads):
     factor = math.log2(math.e) / math.sqrt(dim)  # exp(s / sqrt(d)) = exp2(s * factor)
+    width = 2 ** (dim - 1).bit_length()  # a power of two: other tiles have no layout on sm_90
     batch = T.dynamic("batch")
     num_blocks = T.dynamic("num_blocks")
     row = T.dynamic("row")
@@ -75,16 +77,16 @@ def attend_slots(num_heads, dim, page_size, direct, BLOCK_N, threads):
         Lse: T.Tensor((partials, num_heads, num_splits), "float32"),
     ):
         with T.Kernel(batch * num_splits * num_heads, threads=threads) as block:
-            query = T.alloc_shared((dim,), "bfloat16")
-            k = T.alloc_fragment((BLOCK_N, dim), "bfloat16")
-            v = T.alloc_fragment((BLOCK_N, dim), "bfloat16")
-            product = T.alloc_fragment((BLOCK_N, dim), "float32")
-            acc = T.alloc_fragment((BLOCK_N, dim), "float32")
+            query = T.alloc_shared((width,), "bfloat16")
+            k = T.alloc_fragment((BLOCK_N, width), "bfloat16")
+            v = T.alloc_fragment((BLOCK_N, width), "bfloat16")
+            product = T.alloc_fragment((BLOCK_N, width), "float32")
+            acc = T.alloc_fragment((BLOCK_N, width), "float32")
             score = T.alloc_fragment((BLOCK_N,), "float32")
             slot_max = T.alloc_fragment((BLOCK_N,), "float32")
             slot_sum = T.alloc_fragment((BLOCK_N,), "float32")
             rescale = T.alloc_fragment((BLOCK_N,), "float32")
-            result = T.alloc_fragment((dim,), "float32")
+            result = T.alloc_fragment((width,), "float32")
             block_max = T.alloc_fragment((1,), "float32")
             block_sum = T.alloc_fragment((1,), "float32")
 
@@ -99,16 +101,17 @@ def attend_slots(num_heads, dim, page_size, direct, BLOCK_N, threads):
             start = split * share
             end = T.min(start + share, CacheSeqlens[b])
 
-            T.copy(Q[b, 0, head, :], query)
+            for d in T.Parallel(width):
+                query[d] = T.if_then_else(d < dim, Q[b, 0, head, d], T.cast(0, "bfloat16"))
             T.fill(acc, 0)
             T.fill(slot_sum, 0)
             # Finite, so that a slot without any key yet subtracts it from -inf without making a NaN.
             T.fill(slot_max, -3e38)
 
             for n in T.serial(T.ceildiv(T.max(end - start, 0), BLOCK_N)):
-                for j, d in T.Parallel(BLOCK_N, dim):
+                for j, d in T.Parallel(BLOCK_N, width):
                     k[j, d] = T.if_then_else(
-                        start + n * BLOCK_N + j < end,
+                        start + n * BLOCK_N + j < end and d < dim,
                         K[
                             BlockTable[b, (start + n * BLOCK_N + j) // page_size],
                             (start + n * BLOCK_N + j) % page_size,
@@ -117,9 +120,9 @@ def attend_slots(num_heads, dim, page_size, direct, BLOCK_N, threads):
                         ],
                         T.cast(0, "bfloat16"),
                     )
-                for j, d in T.Parallel(BLOCK_N, dim):
+                for j, d in T.Parallel(BLOCK_N, width):
                     v[j, d] = T.if_then_else(
-                        start + n * BLOCK_N + j < end,
+                        start + n * BLOCK_N + j < end and d < dim,
                         V[
                             BlockTable[b, (start + n * BLOCK_N + j) // page_size],
                             (start + n * BLOCK_N + j) % page_size,
@@ -128,7 +131,7 @@ def attend_slots(num_heads, dim, page_size, direct, BLOCK_N, threads):
                         ],
                         T.cast(0, "bfloat16"),
                     )
-                for j, d in T.Parallel(BLOCK_N, dim):
+                for j, d in T.Parallel(BLOCK_N, width):
                     product[j, d] = T.cast(k[j, d], "float32") * T.cast(query[d], "float32")
                 T.reduce_sum(product, score, dim=1)
                 for j in T.Parallel(BLOCK_N):
@@ -138,7 +141,7 @@ def attend_slots(num_heads, dim, page_size, direct, BLOCK_N, threads):
                     slot_max[j] = T.max(slot_max[j], score[j])
                     score[j] = T.exp2(score[j] - slot_max[j])
                     slot_sum[j] = slot_sum[j] * rescale[j] + score[j]
-                for j, d in T.Parallel(BLOCK_N, dim):
+                for j, d in T.Parallel(BLOCK_N, width):
                     acc[j, d] = acc[j, d] * rescale[j] + score[j] * T.cast(v[j, d], "float32")
 
             T.reduce_max(slot_max, block_max, dim=0)
@@ -147,18 +150,20 @@ def attend_slots(num_heads, dim, page_size, direct, BLOCK_N, threads):
             for j in T.Parallel(BLOCK_N):
                 slot_sum[j] *= rescale[j]
             T.reduce_sum(slot_sum, block_sum, dim=0)
-            for j, d in T.Parallel(BLOCK_N, dim):
+            for j, d in T.Parallel(BLOCK_N, width):
                 acc[j, d] *= rescale[j]
             T.reduce_sum(acc, result, dim=0)
             # A share without any token has an empty sum: its result is 0 and its log-sum-exp -inf.
-            for d in T.Parallel(dim):
+            for d in T.Parallel(width):
                 result[d] = T.if_then_else(block_sum[0] > 0, result[d] / block_sum[0], 0.0)
             if direct:
-                for d in T.Parallel(dim):
-                    Output[b, 0, head, d] = result[d]
+                for d in T.Parallel(width):
+                    if d < dim:
+                        Output[b, 0, head, d] = result[d]
             else:
-                for d in T.Parallel(dim):
-                    Partial[b, head, split, d] = result[d]
+                for d in T.Parallel(width):
+                    if d < dim:
+                        Partial[b, head, split, d] = result[d]
                 Lse[b, head, split] = T.if_then_else(
                     block_sum[0] > 0, block_max[0] + T.log2(block_sum[0]), -T.infinity("float32")
                 )
@@ -286,6 +291,7 @@ def attend_tiles(num_heads, num_heads_k, dim, page_size, direct, BLOCK_H, BLOCK_
 @tilelang.jit(pass_configs={"tl.disable_safe_memory_legalize": True})
 def join(num_heads, dim, max_splits):
     STEP = 16  # splits added up at a time, by 128 threads
+    width = 2 ** (dim - 1).bit_length()  # a power of two: other tiles have no layout on sm_90
     batch = T.dynamic("batch")
     num_splits = T.dynamic("num_splits")
 
@@ -300,8 +306,8 @@ def join(num_heads, dim, max_splits):
             weights = T.alloc_shared((max_splits,), "float32")
             top = T.alloc_fragment((1,), "float32")
             total = T.alloc_fragment((1,), "float32")
-            acc = T.alloc_fragment((STEP, dim), "float32")
-            result = T.alloc_fragment((dim,), "float32")
+            acc = T.alloc_fragment((STEP, width), "float32")
+            result = T.alloc_fragment((width,), "float32")
 
             head = block % num_heads
             b = block // num_heads
@@ -315,13 +321,13 @@ def join(num_heads, dim, max_splits):
                 weights[s] = T.if_then_else(total[0] > 0, weight[s] / total[0], 0.0)
             T.fill(acc, 0)
             for n in T.serial(T.ceildiv(num_splits, STEP)):
-                for s, d in T.Parallel(STEP, dim):
-                    acc[s, d] += T.if_then_else(
-                        n * STEP + s < num_splits, Partial[b, head, n * STEP + s, d] * weights[n * STEP + s], 0.0
-                    )
+                for s, d in T.Parallel(STEP, width):
+                    if n * STEP + s < num_splits and d < dim:
+                        acc[s, d] += Partial[b, head, n * STEP + s, d] * weights[n * STEP + s]
             T.reduce_sum(acc, result, dim=0)
-            for d in T.Parallel(dim):
-                Output[b, 0, head, d] = result[d]
+            for d in T.Parallel(width):
+                if d < dim:
+                    Output[b, 0, head, d] = result[d]
 
     return main
 
