@@ -39,7 +39,7 @@ TUNING = {
         "tiles": {64: (16, 32, 64, 16), 128: (16, 32, 64, 16), 256: (16, 16, 64, 16), 512: (16, 16, 64, 8)},
     },
     # 4 blocks of 128 threads with 8 loads of 16 bytes each in flight are 64 KiB per multiprocessor, twice what 4 TB/s
-    # at 0.8 us need. Registers allow 4 blocks (107 per thread; tiles of 128 take 168, so 3). 64 rows are one warpgroup's
+    # at 0.8 us need. Registers allow 4 blocks (107 per thread; tiles of 128 take 168, so 3). 64 rows are a warpgroup's
     # product; from 160 on its accumulator leaves room for 2 blocks, and 16 rows of plain mma for 3 (156 registers).
     "sm90": {
         "multiprocessors": 132,
