@@ -50,7 +50,7 @@ TUNING = {
 MIN_SPLIT = 64  # tokens: a shorter share costs more to join than it saves
 MAX_SPLITS = 256
 
-_kernels = {}  # (heads, headdim, page_block_size, joined) -> compiled kernel; lengths, batch and splits stay dynamic
+_kernels = {}  # (heads, headdim, page_block_size, direct) -> compiled kernel; lengths, batch and splits stay dynamic
 _joins = {}  # (heads, headdim) -> compiled kernel
 _workspace = {}  # (batch, heads, splits, headdim, device) -> partial results and their log-sum-exp, float32
 
