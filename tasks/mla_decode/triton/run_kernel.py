@@ -118,15 +118,15 @@ def mla_decode_kernel(
     table = kv_indices + tl.load(kv_indptr + sequence)
     page = tl.zeros([BLOCK_N], tl.int32)
     if begin < end:
-        page = tl.load(table + tl.minimum(begin + key, kv_len - 1) // PAGE_SIZE)
+        page = tl.load(table + tl.minimum(begin + key, end - 1) // PAGE_SIZE)
     maximum = tl.full([BLOCK_H], -1.0e38, tl.float32)  # (BLOCK_H,) of scaled scores, base 2
     total = tl.zeros([BLOCK_H], tl.float32)  # (BLOCK_H,)
     acc = tl.zeros([BLOCK_H, DIM_V], tl.float32)  # (BLOCK_H, DIM_V)
     for n in range(begin, end, BLOCK_N):
         # ---- scores (BLOCK_H, BLOCK_N)
-        token = tl.minimum(n + key, kv_len - 1)
+        token = tl.minimum(n + key, end - 1)
         token_row = page.to(tl.int64) * PAGE_SIZE + token % PAGE_SIZE
-        page = tl.load(table + tl.minimum(n + BLOCK_N + key, kv_len - 1) // PAGE_SIZE)
+        page = tl.load(table + tl.minimum(n + BLOCK_N + key, end - 1) // PAGE_SIZE)
         latent_ptr = ckv + token_row[:, None] * DIM_CKV + dim_v[None, :]  # (BLOCK_N, DIM_V)
         rope_ptr = kpe + token_row[:, None] * DIM_KPE + dim_r[None, :]  # (BLOCK_N, DIM_R)
         latent_mask = dim_v[None, :] < DIM_CKV
@@ -135,7 +135,7 @@ def mla_decode_kernel(
         scores_r = tl.dot(q_r, tl.trans(rope))
         scores_v = tl.dot(q_v, tl.trans(latent))
         scores = scores_v * scale_log2 + scores_r * scale_log2  # (BLOCK_H, BLOCK_N), base 2
-        scores = tl.where(n + key[None, :] < kv_len, scores, float("-inf"))
+        scores = tl.where(n + key[None, :] < end, scores, float("-inf"))
 
         # ---- online softmax. The branch is always taken. It keeps the compiler from seeing that one product feeds the
         # other: it would lay all warps along the rows then, and with 64 rows both warpgroups would compute all scores.
@@ -154,7 +154,7 @@ def mla_decode_kernel(
 
     # ---- epilogue: the output itself if this is the whole sequence, else a partial output. Without a token total and
     # acc are 0.
-    acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
+    acc = acc * (1.0 / tl.where(total > 0.0, total, 1.0))[:, None]
     if splits == 1:
         tl.store(output + first_row * DIM_CKV + row_offset, acc.to(output.dtype.element_ty), mask=row_mask)
     else:
