@@ -26,7 +26,8 @@ std::string where(const Thread& thread) {
 
 namespace {
 Fault make_fault(const char* verdict, const std::string& text, const char* file, int line) {
-    const std::string subject = g.current != nullptr ? where(*g.current) : std::string(g.grid.name);
+    const std::string kernel = g.grid.name != nullptr ? g.grid.name : "before any launch";
+    const std::string subject = g.current != nullptr ? where(*g.current) : kernel;
     return {true, verdict, subject + ": " + text, file != nullptr ? file : "", line, {}};
 }
 
