@@ -20,7 +20,7 @@ MUTANTS = (
     _triton("rope_ignored", "leaves the positional part out of the scores",
         ("scores_v * scale_log2 + scores_r * scale_log2", "scores_v * scale_log2"), cpu=(V.WRONG_ANSWER,)),
     _triton("last_token_dropped", "every sequence ends one token early",
-        ("tl.where(n + key[None, :] < kv_len, scores", "tl.where(n + key[None, :] < kv_len - 1, scores"),
+        ("    kv_len = tl.load(kv_lens + sequence)\n", "    kv_len = tl.load(kv_lens + sequence) - 1\n"),
         cpu=(V.WRONG_ANSWER,)),
     _triton("row_table_ignored", "takes logical page i for physical page i",
         ("token_row = page.to(tl.int64) * PAGE_SIZE",

@@ -236,7 +236,7 @@ _CUDA = (
         cpu=(V.RESOURCE_LIMIT,), gpu=(), only="an H200 has 227 KiB"),
     _cuda("v_never_stored", "multiplies with a V tile that nobody put into shared memory",
         ("        v_stage.wait(v_tile, tid);\n", ""),
-        cpu=(V.UNINITIALISED_READ,), gpu=(V.WRONG_ANSWER, V.NON_FINITE, V.NONDETERMINISTIC)),
+        cpu=(V.WRONG_ANSWER,), gpu=(V.WRONG_ANSWER, V.NON_FINITE, V.NONDETERMINISTIC)),  # Q was there before
     _cuda("writes_past_the_end", "stores four rows more than there are",
         ("if (row >= tile_rows) continue;", "if (row >= tile_rows + 4) continue;"), cpu=(V.OUT_OF_BOUNDS,), cases=(7,)),
     _cuda("reads_past_the_end", "loads whole tiles of V, so that 0 * NaN comes in from behind the tensor",
@@ -244,7 +244,7 @@ _CUDA = (
         cpu=(V.OUT_OF_BOUNDS,), gpu=(V.NON_FINITE,), cases=(7,)),
     _cuda("no_rescale", "keeps the accumulator as it is when the maximum rises",
         ("arch::mul2(&o[f][d][c].v[i], shrink[Acc<float>::slot(i)]);", "arch::mul2(&o[f][d][c].v[i], 1.0f);"),
-        cpu=(V.WRONG_ANSWER,), cases=(2,)),
+        cpu=(V.WRONG_ANSWER,), cases=(6,)),
     _cuda("top_left_causal", "the causal diagonal starts at the first key instead of ending at the last",
         ("kv_len - q_len + 1 + packed.token(row)", "1 + packed.token(row)"), cpu=(V.WRONG_ANSWER,), cases=(3,)),
     _cuda("kv_begin_of_the_queries", "finds K and V by the offsets of the queries",
