@@ -105,6 +105,7 @@ class Bench:
         language: str = "triton",
         phases: list[str] | None = None,
         device: Device = CPU,
+        again: int = 0,
     ) -> CaseResult:
         """One case of a kernel; `contract` None for a task unknown to the kit."""
         loaded = load_package(package or self.package())
@@ -116,7 +117,7 @@ class Bench:
         submission = Submission(language, self.folder / "run_kernel.py", run)
         job = Job("toy", language, "", "tiny", "", "", None, "cpu", 10.0, {}, True)
         enter = (lambda name: None) if phases is None else phases.append
-        return judge.run_case(job, loaded, loaded.case(1), submission, agreed, device, enter)
+        return judge.run_case(job, loaded, loaded.case(1), submission, agreed, device, enter, again)
 
 
 @pytest.fixture
@@ -444,6 +445,22 @@ def test_a_faulty_package_is_named_for_both_verdicts(bench: Bench, changes: dict
     result = bench.run(good, bench.package(prelude="", **changes))
     assert (result.judge, result.strict) == (Verdict.PACKAGE_ERROR, Verdict.PACKAGE_ERROR)
     assert said in result.detail
+
+
+def test_a_repetition_has_data_of_its_own(bench: Bench) -> None:
+    queries: list[Tensor] = []
+
+    def remember(q: Tensor, k: Tensor, v: Tensor, output: Tensor, count: int) -> None:
+        queries.append(q.clone())
+        good(q, k, v, output, count)
+
+    for again in range(3):
+        assert bench.run(remember, again=again).ok
+    assert len(queries) == 9
+    for first in range(0, 9, 3):
+        assert torch.equal(queries[first], queries[first + 1]), "two runs on the same data"
+    kept = queries[::3] + queries[2::3]
+    assert not any(torch.equal(a, b) for i, a in enumerate(kept) for b in kept[:i])
 
 
 def test_a_package_without_a_seed_is_noted(bench: Bench) -> None:
