@@ -39,7 +39,7 @@ _current_stream, _synchronize, _stream_synchronize = (
     torch.cuda.Stream.synchronize,
 )
 _mark = torch.Tensor.bitwise_xor_
-_matmul, _sum, _copy = torch.matmul, torch.Tensor.sum, torch.Tensor.copy_
+_matmul, _sum_into, _copy = torch.matmul, torch.sum, torch.Tensor.copy_
 
 
 def finish_stream() -> None:
@@ -121,11 +121,17 @@ def _fastest_s(call: Callable[[], object], before: Callable[[], object] = lambda
     return min(float(_elapsed(start, end)) for start, end in pairs[3:]) / 1e3
 
 
+def _read(source: Tensor) -> Callable[[], object]:
+    """A call that reads a tensor once. Its result has a place already: an allocation would wait for the device."""
+    result = torch.empty((), dtype=source.dtype, device=source.device)
+    return lambda: _sum_into(source, (0,), out=result)
+
+
 def _bandwidth() -> float:
     """Bytes per second of the better of a copy and a read of 512 MB."""
     source = torch.zeros(512 << 18, dtype=torch.float32, device="cuda")
     target, nbytes = torch.empty_like(source), source.numel() * 4
-    return max(2 * nbytes / _fastest_s(lambda: _copy(target, source)), nbytes / _fastest_s(lambda: _sum(source)))
+    return max(2 * nbytes / _fastest_s(lambda: _copy(target, source)), nbytes / _fastest_s(_read(source)))
 
 
 def _product_rate(dtype: torch.dtype, multiply: Callable[[Tensor, Tensor], Tensor]) -> float:
@@ -143,8 +149,8 @@ def calibrate() -> Peaks:
     # A part that fits in the cache. Both sides begin with the flush, so that both find the queue filled and the host's
     # launch time hidden behind it; only the hot side then reads the part once before its clock starts.
     part, flush = torch.zeros((cache_bytes() or 8 << 20) // 8, dtype=torch.float32, device="cuda"), flush_buffer()
-    cold = _fastest_s(lambda: _sum(part), lambda: _mark(flush, 1))
-    hot = _fastest_s(lambda: _sum(part), lambda: (_mark(flush, 1), _sum(part)))
+    read = _read(part)
+    cold, hot = _fastest_s(read, lambda: _mark(flush, 1)), _fastest_s(read, lambda: (_mark(flush, 1), read()))
     bf16 = _product_rate(torch.bfloat16, _matmul)
     try:
         int8 = _product_rate(torch.int8, torch._int_mm)
