@@ -94,7 +94,8 @@ def _mutants(options: argparse.Namespace, words: list[str]) -> int:
     if not chosen:
         raise KitError("There is no such mutant; `make mutants` runs all of them.")
     device = plan.pick_device(options.device)
-    parallel = plan.parse_jobs(options.jobs) if options.jobs else os.cpu_count() or 1
+    # On a GPU eight workers of the largest published case hold about 100 GB.
+    parallel = plan.parse_jobs(options.jobs) if options.jobs else min(8, os.cpu_count() or 1)
 
     def receive(outcome: mutants.Outcome) -> None:
         print("\n".join(outcome.lines()))

@@ -267,7 +267,7 @@ def run(
 
 
 def results_path(device: Device) -> Path:
-    """Where the outcomes on a kind of device are kept."""
+    """The file of the outcomes on a kind of device."""
     return RESULTS / f"mutants-{device.kind}.json"
 
 
@@ -301,23 +301,23 @@ def page(table: Table) -> str:
         lines.append(f"## {task}\n")
         titles = ["mutant", "language", "the mistake", "sandbox"]
         for kind in kept:
-            titles += [f"{kind}", f"{kind}: would a plain judge let it pass"]
+            titles += [kind, f"{kind}: would the judge's check let it pass"]
         lines += [_row(titles), _row(["---"] * len(titles))]
         for mutant in table.mutants:
             if mutant.task == task:
                 cells = [mutant.name, mutant.language, mutant.mistake, mutant.lint or "-"]
-                for document in kept.values():
-                    cells += _cells(mutant, document["mutants"].get(mutant.key))
+                for kind, document in kept.items():
+                    cells += _cells(mutant, kind, document["mutants"].get(mutant.key))
                 lines.append(_row(cells))
         lines.append("")
     return "\n".join(lines)
 
 
-def _cells(mutant: Mutant, record: dict[str, Any] | None) -> list[str]:
+def _cells(mutant: Mutant, kind: str, record: dict[str, Any] | None) -> list[str]:
     if record is None:
         return [mutant.only or "not run", "-"]
-    where = "" if record["place"] != "cpu" or not mutant.only else f" (on the CPU: {mutant.only})"
-    return [record["strict"] + where, record["let_pass"]]
+    elsewhere = f" (on the CPU: {mutant.only})" if record["place"] != kind else ""
+    return [record["strict"] + elsewhere, record["let_pass"]]
 
 
 def _row(cells: Sequence[str]) -> str:

@@ -33,7 +33,7 @@ MUTANTS = (
     _triton("splits_averaged", "joins the parts of a sequence without their weights",
         ("        weight = tl.exp2(weight - new_maximum)\n",
          "        weight = tl.where(valid, 1.0, 0.0)\n        new_maximum = maximum\n"),
-        cpu=(V.WRONG_ANSWER,), cases=(3,)),
+        cpu=(V.WRONG_ANSWER,), cases=(3,), gpu_suite="judge", gpu_cases=(1,)),
     _cuda("scale_of_512", "scales by 1/sqrt(512) instead of 1/sqrt(576)",
         ("sqrtf(kDimCkv + kDimKpe)", "sqrtf(kDimCkv)"), cpu=(V.WRONG_ANSWER,)),
 )  # fmt: skip
