@@ -29,7 +29,7 @@ endif
 bootstrap = "$$KIT_PYTHON" -m harness.bootstrap
 python := .venv/bin/python
 
-.PHONY: help check mutants test lint-code env clean
+.PHONY: help check mutants lint test lint-code env clean
 
 help: ## this list
 	@echo "make COMMAND [VARIABLE=value ...]"
@@ -62,6 +62,11 @@ mutants: ## run submissions that are wrong on purpose: each must be rejected by 
 	@$(bootstrap)
 	@$(python) -m harness mutants $${KIT_TASK:+"--task=$$KIT_TASK"} $${KIT_LANG:+"--lang=$$KIT_LANG"} \
 	  $${KIT_DEVICE:+"--device=$$KIT_DEVICE"} $${KIT_JOBS:+"--jobs=$$KIT_JOBS"}
+
+lint: ## what the judge's sandbox or a C500 would refuse, and what the c500 rows need; takes TASK, LANG, FILE, JSON, JOBS
+	@$(bootstrap)
+	@$(python) -m harness lint $${KIT_TASK:+"--task=$$KIT_TASK"} $${KIT_LANG:+"--lang=$$KIT_LANG"} \
+	  $${KIT_FILE:+"--file=$$KIT_FILE"} $${KIT_JOBS:+"--jobs=$$KIT_JOBS"} $${KIT_JSON:+--json}
 
 test: ## the kit's own tests
 	@$(bootstrap) test

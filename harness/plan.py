@@ -132,7 +132,7 @@ def make(request: Request) -> Plan:
     chosen = [catalog.check_language(request.language)] if request.language else list(catalog.LANGUAGES)
     cases = parse_cases(request.cases) if request.cases else None
     config = _own_config(request)
-    own_file = _own_file(request)
+    file = own_file(request)
     device = pick_device(request.device)
     suite = OWN_CONFIG if config else request.suite or ("judge" if device.is_gpu else "tiny")
     _check_suite_runs(request, suite, device)
@@ -143,7 +143,7 @@ def make(request: Request) -> Plan:
     for task in tasks:
         path = config or _suite_or_none(task, suite, must_exist=request.task is not None)
         for language in chosen:
-            submission = own_file or catalog.submission_path(task, language)
+            submission = file or catalog.submission_path(task, language)
             reason = _missing_file(task, language, suite, path, submission)
             if not reason and not _has_package(language):
                 reason = f"{language} is not installed in this environment; `make env` tries again to install it."
@@ -250,7 +250,8 @@ def _own_config(request: Request) -> Path | None:
     return _existing("CONFIG", request.config)
 
 
-def _own_file(request: Request) -> Path | None:
+def own_file(request: Request) -> Path | None:
+    """The user's own submission, or None; KitError when it is not there or nobody says what it is."""
     if not request.file:
         return None
     if not (request.task and request.language):

@@ -1,7 +1,7 @@
 """The argument lists of a task's suites, without their data where only shapes matter.
 
-tiny (and demo) cases are made as they are. judge and live cases are made of fake tensors, which have shape and dtype but
-no storage: run_kernel decides by shapes, so its launches can be recorded for cases that fill a GPU's memory.
+tiny (and demo) cases are made as they are. judge and live cases are made of fake tensors, which have shape and dtype
+but no storage: run_kernel decides by shapes, so its launches can be recorded for cases that fill a GPU's memory.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _BIG = ("judge", "live")
 _MAKERS = ("empty", "zeros", "ones", "full", "empty_like", "zeros_like", "ones_like", "full_like")
 
 
-class _Allocations(TorchDispatchMode):
+class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds up the bytes of the tensors that are made while it is in force."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.bytes = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

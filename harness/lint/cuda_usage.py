@@ -45,7 +45,7 @@ def rows(task: str, path: Path, arguments: Sequence[str], notes: list[str]) -> l
 
 
 def _planned(task: str, path: Path, arguments: Sequence[str], notes: list[str]) -> dict[str, dict[str, Any]]:
-    """By kernel: "threads", "shared" (dynamic, bytes, the most of any launch), "cases", "workspace" of the whole file."""
+    """By kernel: "threads", "shared" (dynamic, most bytes of any launch), "cases", "workspace" of the whole file."""
     simulator = Simulator(maca_build.build(path.resolve(), "wave64", cutlass_include()), path.resolve())
     simulator.plan(True)
     function = simulator.library.run_kernel
