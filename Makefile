@@ -29,7 +29,7 @@ endif
 bootstrap = "$$KIT_PYTHON" -m harness.bootstrap
 python := .venv/bin/python
 
-.PHONY: help check mutants lint test lint-code env clean
+.PHONY: help check mutants lint lint-compat test lint-code env clean
 
 help: ## this list
 	@echo "make COMMAND [VARIABLE=value ...]"
@@ -67,6 +67,11 @@ lint: ## what the judge's sandbox or a C500 would refuse, and what the c500 rows
 	@$(bootstrap)
 	@$(python) -m harness lint $${KIT_TASK:+"--task=$$KIT_TASK"} $${KIT_LANG:+"--lang=$$KIT_LANG"} \
 	  $${KIT_FILE:+"--file=$$KIT_FILE"} $${KIT_JOBS:+"--jobs=$$KIT_JOBS"} $${KIT_JSON:+--json}
+
+lint-compat: ## compile under Triton 3.0.0, TileLang 0.1.10, CUTLASS 3.3 and 4.1 (fetched once); takes TASK, LANG, JSON, JOBS
+	@$(bootstrap)
+	@$(python) -m harness lint-compat $${KIT_TASK:+"--task=$$KIT_TASK"} $${KIT_LANG:+"--lang=$$KIT_LANG"} \
+	  $${KIT_JOBS:+"--jobs=$$KIT_JOBS"} $${KIT_JSON:+--json}
 
 test: ## the kit's own tests
 	@$(bootstrap) test

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import catalog, plan
-from harness.lint import Finding, cuda, resources, sandbox
+from harness.lint import Finding, compat, cuda, resources, sandbox
 from harness.lint.resources import Submission, Usage
 from harness.verdict import ExitCode
 
@@ -25,6 +25,11 @@ def add(commands: Any) -> None:
     lint.set_defaults(run=_lint)
     _common(lint)
     lint.add_argument("--file", help="a submission of your own instead of the kit's")
+    old = commands.add_parser(
+        "lint-compat", allow_abbrev=False, help="compile under the judge's Triton, TileLang, CuTe"
+    )
+    old.set_defaults(run=_compat)
+    _common(old)
 
 
 def _common(parser: argparse.ArgumentParser) -> None:
@@ -93,6 +98,29 @@ def _lint(options: argparse.Namespace, words: list[str]) -> int:
         print(f"{path} was only read: what its kernels need is looked up once its text is free of errors.")
     seconds = time.monotonic() - started
     print(f"{len(submissions)} files, {errors} errors, {len(found) - errors} notes ({seconds:.0f} s)")
+    return code
+
+
+def _compat(options: argparse.Namespace, words: list[str]) -> int:
+    started = time.monotonic()
+    outcomes = []
+    for outcome in compat.check(resources.measure(chosen(options.task, options.lang), jobs(options.jobs))):
+        outcomes.append(outcome)
+        if not options.json:
+            print(f"{shown(outcome.submission.path)}: {outcome.line or 'not compiled'}", flush=True)
+            for finding in outcome.findings:
+                print(dataclasses.replace(finding, path=shown(finding.path)))
+    found = [dataclasses.replace(f, path=shown(f.path)) for outcome in outcomes for f in outcome.findings]
+    errors = sum(finding.level == "error" for finding in found)
+    done = sum(not outcome.skipped for outcome in outcomes)
+    code = ExitCode.LINT_ERROR if errors else ExitCode.OK if done else ExitCode.NOTHING_RAN
+    if options.json:
+        lines = {str(shown(outcome.submission.path)): outcome.line for outcome in outcomes}
+        findings = [{**dataclasses.asdict(finding), "path": str(finding.path)} for finding in found]
+        print(json.dumps({"files": lines, "findings": findings, "exit_code": int(code)}))
+    else:
+        seconds = time.monotonic() - started
+        print(f"{done} files under old versions, {errors} errors, {len(found) - errors} notes ({seconds:.0f} s)")
     return code
 
 

@@ -79,14 +79,14 @@ def static_shared(text: str) -> int:
 
 
 def main() -> int:
-    """Read the request, write {"version", "results": [[one per target] per kernel]} without the sources."""
+    """Read the request, write {"version", "results": one per kernel and its target}, without the sources."""
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     module = source.load_module(Path(request["file"]), "submission")
     results = [
-        [lower(getattr(module, kernel["kernel"]), kernel["arguments"], target) for target in request["targets"]]
-        for kernel in request["specialisations"]
+        lower(getattr(module, kernel["kernel"]), kernel["arguments"], target)
+        for target, kernel in zip(request["targets"], request["specialisations"], strict=True)
     ]
-    for result in (one for row in results for one in row):
+    for result in results:
         result.pop("source", None)
     answer = {"version": importlib.import_module("tilelang").__version__, "results": results}
     Path(sys.argv[2]).write_text(json.dumps(answer), encoding="utf-8")

@@ -83,7 +83,9 @@ def rows(task: str, path: Path, arguments: Sequence[str], notes: list[str]) -> l
             if key not in result:
                 needs = _needs(builder, kernel, target, text, judged)
                 row = {name: kernel[name] for name in ("kernel", "line")}
-                result[key] = {**row, "target": target, "cases": [], "workspace": workspace, **needs}
+                specialisation = {name: kernel[name] for name in ("kernel", "arguments")}
+                known = {"target": target, "cases": [], "workspace": workspace, "specialisation": specialisation}
+                result[key] = {**row, **known, **needs}
             result[key]["cases"] = [*dict.fromkeys([*result[key]["cases"], *kernel["cases"]])]
     return list(result.values())
 

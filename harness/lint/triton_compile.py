@@ -131,15 +131,15 @@ def _reason(error: BaseException) -> str:
 
 
 def main() -> int:
-    """Read the request, write {"version", "results": [[one per target] per specialisation]}."""
+    """Read the request, write {"version", "results": one per specialisation and its target}."""
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     if importlib.util.find_spec("torch") is None:
         # A submission only names torch where it is imported, so an empty stand-in will do.
         sys.modules["torch"] = types.ModuleType("torch")
     module = source.load_module(Path(request["file"]), "submission")
     results = [
-        [compile_kernel(getattr(module, s["kernel"]), s, target) for target in request["targets"]]
-        for s in request["specialisations"]
+        compile_kernel(getattr(module, s["kernel"]), s, target)
+        for target, s in zip(request["targets"], request["specialisations"], strict=True)
     ]
     answer = {"version": importlib.import_module("triton").__version__, "results": results}
     Path(sys.argv[2]).write_text(json.dumps(answer), encoding="utf-8")

@@ -152,6 +152,7 @@ def rows(task: str, path: Path, arguments: Sequence[str], notes: list[str]) -> l
                     "threads": specialisation["options"].get("num_warps", 4) * _LANES,
                     "cases": [],
                     "workspace": launches.workspace,
+                    "specialisation": {name: specialisation[name] for name in ("kernel", "arguments", "options")},
                     **needs,
                 }
             result[key]["cases"] = [*dict.fromkeys([*result[key]["cases"], *specialisation["cases"]])]
