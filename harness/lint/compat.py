@@ -6,6 +6,7 @@ Each old package lies in a folder of its own, .venv-compat-*, which is put befor
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import json
 import os
@@ -133,7 +134,7 @@ def _kernels(usage: Usage, environment: Environment) -> Outcome:
             found.append(Finding(path, row["line"], "async-copy", message, "use no stages in the c500 row"))
     by_target = {target: request["targets"].count(target) for target in dict.fromkeys(request["targets"])}
     counts = ", ".join(f"{count} for {target}" for target, count in by_target.items())
-    return Outcome(usage.submission, f"{language} {answer['version']}: {counts} kernels compiled", found)
+    return Outcome(usage.submission, f"{language} {answer['version']}: kernels compiled: {counts}", found)
 
 
 def _ask(module: str, request: dict[str, Any], folder: Path) -> Any:
@@ -178,9 +179,8 @@ def _cute(submission: Submission) -> Iterator[Outcome]:
     for include in _cutlass_folders():
         version = cutlass_version(include)
         versions.append(version)
-        result = store.remembered(
-            ("cute", version, path.read_bytes(), str(nvcc.find())), lambda folder=include: _compile(path, folder)
-        )
+        parts = ("cute", version, path.read_bytes(), str(nvcc.find()))
+        result: str = store.remembered(parts, functools.partial(_compile, path, include))
         if result:
             found.append(
                 Finding(path, 1, "compat", f"against CUTLASS {version}: {result}", "use what that version has")
