@@ -160,6 +160,16 @@ def test_every_variable_of_check_reaches_it(kit: Kit) -> None:
     assert kit.calls()[-1][1] == ["-m", "harness", "check", *expected, "--json", "--counts"]
 
 
+def test_the_variables_of_lint_reach_it(kit: Kit) -> None:
+    assert kit.make("lint", "TASK=t", "LANG=cuda", "FILE=my file.cu", "JOBS=3", "JSON=1").returncode == 0
+    assert kit.make("lint-compat", "TASK=t", "JOBS=3").returncode == 0
+    commands = [words for who, words, _ in kit.calls() if who == "python"]
+    assert commands == [
+        ["-m", "harness", "lint", "--task=t", "--lang=cuda", "--file=my file.cu", "--jobs=3", "--json"],
+        ["-m", "harness", "lint-compat", "--task=t", "--jobs=3"],
+    ]
+
+
 def test_variables_but_lang_may_come_from_the_environment(kit: Kit) -> None:
     assert kit.make("check", TASK="alpha", CASES="1").returncode == 0
     assert kit.calls()[-1][1] == ["-m", "harness", "check", "--task=alpha", "--cases=1"]
