@@ -47,7 +47,7 @@ _workspace = {}  # (heads, device) -> partial outputs, their log-sum-exp (base 2
 
 
 # What is gathered is in bounds by construction, so no access needs a check.
-@tilelang.jit(pass_configs={"tl.disable_safe_memory_legalize": True})
+@tilelang.jit(pass_configs={"tl.disable_safe_memory_legalize": True, "tl.enable_aggressive_shared_memory_merge": True})
 def attend(num_heads, page_size, BLOCK_H, BLOCK_N, threads, num_stages):
     head_tiles = -(-num_heads // BLOCK_H)
     # Tokens of one turn of the loop: two tiles where one is loaded while the other is multiplied.
@@ -87,21 +87,21 @@ def attend(num_heads, page_size, BLOCK_H, BLOCK_N, threads, num_stages):
             acc[i, d] *= rescale[i]
         T.gemm(P_shared, K_tile, acc, policy=policy)
 
-    # Cache rows of tokens first .. first + BLOCK_N - 1 into a tile; behind the last token, that token again.
+    # Pages of tokens first .. first + BLOCK_N - 1, kept by the threads that load them; behind the last token, its page.
     @T.macro
-    def gather(Ckv, Kpe, KvIndices, K_tile, Kr_tile, first, kv_len, page_0):
+    def look_up(KvIndices, pages, r_pages, first, kv_len, page_0):
+        for j in T.Parallel(BLOCK_N):
+            r_pages[j] = KvIndices[page_0 + T.min(first + j, kv_len - 1) // page_size]
+        for j in T.Parallel(BLOCK_N):
+            pages[j] = KvIndices[page_0 + T.min(first + j, kv_len - 1) // page_size]
+
+    # Cache rows of these tokens into a tile.
+    @T.macro
+    def gather(Ckv, Kpe, pages, r_pages, K_tile, Kr_tile, first, kv_len):
         for j, d in T.Parallel(BLOCK_N, DIM_KPE):
-            Kr_tile[j, d] = Kpe[
-                KvIndices[page_0 + T.min(first + j, kv_len - 1) // page_size],
-                T.min(first + j, kv_len - 1) % page_size,
-                d,
-            ]
+            Kr_tile[j, d] = Kpe[r_pages[j], T.min(first + j, kv_len - 1) % page_size, d]
         for j, d in T.Parallel(BLOCK_N, DIM_CKV):
-            K_tile[j, d] = Ckv[
-                KvIndices[page_0 + T.min(first + j, kv_len - 1) // page_size],
-                T.min(first + j, kv_len - 1) % page_size,
-                d,
-            ]
+            K_tile[j, d] = Ckv[pages[j], T.min(first + j, kv_len - 1) % page_size, d]
 
     @T.prim_func
     def main(
@@ -135,6 +135,23 @@ def attend(num_heads, page_size, BLOCK_H, BLOCK_N, threads, num_stages):
             row_sum = T.alloc_fragment((BLOCK_H,), "float32")
             tile_sum = T.alloc_fragment((BLOCK_H,), "float32")
 
+            # Row j of a tile is loaded by 64 threads, 16 bytes each, row j of its rope part by 8.
+            by_row = T.Fragment(
+                (BLOCK_N,),
+                forward_thread_fn=lambda j, lane: j % (threads // 64) * 64 + lane,
+                forward_index_fn=lambda j: j // (threads // 64),
+                replicate=64,
+            )
+            by_r_row = T.Fragment(
+                (BLOCK_N,),
+                forward_thread_fn=lambda j, lane: j % (threads // 8) * 8 + lane,
+                forward_index_fn=lambda j: j // (threads // 8),
+                replicate=8,
+            )
+            pages = T.alloc_fragment((BLOCK_N,), "int32")
+            r_pages = T.alloc_fragment((BLOCK_N,), "int32")
+            T.annotate_layout({pages: by_row, r_pages: by_r_row})
+
             part = block // head_tiles
             head_0 = block % head_tiles * BLOCK_H
 
@@ -150,11 +167,11 @@ def attend(num_heads, page_size, BLOCK_H, BLOCK_N, threads, num_stages):
             if parts > batch:
                 chunk = T.max(-(-MIN_KEYS // TURN), T.ceildiv(total[0], parts - batch))
 
-            # b: the sequence of this part, or -1 if there are fewer parts than blocks.
+            # b: the sequence of this part; num_splits stays 0 if there are fewer parts than blocks.
             b = T.alloc_var("int32")
             first_part = T.alloc_var("int32")
             num_splits = T.alloc_var("int32")
-            b = -1
+            b = 0
             first_part = 0
             num_splits = 0
             for n in T.serial(T.ceildiv(batch, threads)):
@@ -162,75 +179,85 @@ def attend(num_heads, page_size, BLOCK_H, BLOCK_N, threads, num_stages):
                     if n * threads + i < batch:
                         splits[i] = T.max(T.ceildiv(KvLens[n * threads + i], TURN) - 1, 0) // chunk + 1
                 for i in T.serial(T.min(threads, batch - n * threads)):
-                    if b < 0:
+                    if num_splits == 0:
                         if part < first_part + splits[i]:
                             b = n * threads + i
                             num_splits = splits[i]
                         else:
                             first_part += splits[i]
 
-            if b >= 0:
-                kv_len = KvLens[b]
-                page_0 = KvIndptr[b]
-                all_turns = T.ceildiv(kv_len, TURN)
-                first_turn = all_turns * (part - first_part) // num_splits
-                turns = all_turns * (part - first_part + 1) // num_splits - first_turn
-                token_0 = first_turn * TURN
+            kv_len = KvLens[b]
+            page_0 = KvIndptr[b]
+            token_0 = T.alloc_var("int32")
+            turns = T.alloc_var("int32")
+            token_0 = 0
+            turns = 0
+            if num_splits > 0:
+                # An even share of the sequence's turns.
+                token_0 = T.ceildiv(kv_len, TURN) * (part - first_part) // T.max(num_splits, 1) * TURN
+                turns = T.ceildiv(kv_len, TURN) * (part - first_part + 1) // T.max(num_splits, 1) - token_0 // TURN
                 if part == first_part:
                     Plan[b, 0] = first_part
                     Plan[b, 1] = num_splits
 
-                # Rows past the last head are 0.
-                T.copy(Q[b, head_0 : head_0 + BLOCK_H, :], Q_shared)
-                T.copy(Qr[b, head_0 : head_0 + BLOCK_H, :], R_shared)
-                T.fill(acc, 0)
-                T.fill(row_sum, 0)
-                # Finite, so that a row without any key yet subtracts it from -inf without making a NaN.
-                T.fill(row_max, -3e38)
+            # Rows past the last head are 0.
+            T.copy(Q[b, head_0 : head_0 + BLOCK_H, :], Q_shared)
+            T.copy(Qr[b, head_0 : head_0 + BLOCK_H, :], R_shared)
+            T.fill(acc, 0)
+            T.fill(row_sum, 0)
+            # Finite, so that a row without any key yet subtracts it from -inf without making a NaN.
+            T.fill(row_max, -3e38)
 
-                if num_stages > 0:
-                    K_other = T.alloc_shared((BLOCK_N, DIM_CKV), "bfloat16")
-                    Kr_other = T.alloc_shared((BLOCK_N, DIM_KPE), "bfloat16")
-                    for n in T.Pipelined(turns, num_stages=num_stages):
-                        gather(Ckv, Kpe, KvIndices, K_shared, Kr_shared,
-                               token_0 + n * TURN, kv_len, page_0)  # fmt: skip
-                        multiply(Q_shared, R_shared, K_shared, Kr_shared, P_shared, S, acc, row_max, previous_max,
-                                 rescale, row_sum, tile_sum,
-                                 token_0 + n * TURN, kv_len)  # fmt: skip
-                        gather(Ckv, Kpe, KvIndices, K_other, Kr_other,
-                               token_0 + n * TURN + BLOCK_N, kv_len, page_0)  # fmt: skip
-                        multiply(Q_shared, R_shared, K_other, Kr_other, P_shared, S, acc, row_max, previous_max,
-                                 rescale, row_sum, tile_sum,
-                                 token_0 + n * TURN + BLOCK_N, kv_len)  # fmt: skip
-                else:
-                    K_next = T.alloc_fragment((BLOCK_N, DIM_CKV), "bfloat16")
-                    Kr_next = T.alloc_fragment((BLOCK_N, DIM_KPE), "bfloat16")
-                    if turns > 0:
-                        gather(Ckv, Kpe, KvIndices, K_next, Kr_next, token_0, kv_len, page_0)
-                    for n in T.serial(turns):
-                        T.copy(K_next, K_shared)
-                        T.copy(Kr_next, Kr_shared)
-                        if n + 1 < turns:
-                            gather(Ckv, Kpe, KvIndices, K_next, Kr_next,
-                                   token_0 + (n + 1) * TURN, kv_len, page_0)  # fmt: skip
-                        multiply(Q_shared, R_shared, K_shared, Kr_shared, P_shared, S, acc, row_max, previous_max,
-                                 rescale, row_sum, tile_sum,
-                                 token_0 + n * TURN, kv_len)  # fmt: skip
+            # Page ids are read a turn ahead of the rows, so that no row waits for them.
+            if num_stages > 0:
+                K_other = T.alloc_shared((BLOCK_N, DIM_CKV), "bfloat16")
+                Kr_other = T.alloc_shared((BLOCK_N, DIM_KPE), "bfloat16")
+                pages_other = T.alloc_fragment((BLOCK_N,), "int32")
+                r_pages_other = T.alloc_fragment((BLOCK_N,), "int32")
+                T.annotate_layout({pages_other: by_row, r_pages_other: by_r_row})
+                if turns > 0:
+                    look_up(KvIndices, pages, r_pages, token_0, kv_len, page_0)
+                    look_up(KvIndices, pages_other, r_pages_other, token_0 + BLOCK_N, kv_len, page_0)
+                for n in T.Pipelined(turns, num_stages=num_stages):
+                    gather(Ckv, Kpe, pages, r_pages, K_shared, Kr_shared, token_0 + n * TURN, kv_len)
+                    look_up(KvIndices, pages, r_pages, token_0 + (n + 1) * TURN, kv_len, page_0)
+                    multiply(Q_shared, R_shared, K_shared, Kr_shared, P_shared, S, acc, row_max, previous_max,
+                             rescale, row_sum, tile_sum, token_0 + n * TURN, kv_len)  # fmt: skip
+                    gather(Ckv, Kpe, pages_other, r_pages_other, K_other, Kr_other,
+                           token_0 + n * TURN + BLOCK_N, kv_len)  # fmt: skip
+                    look_up(KvIndices, pages_other, r_pages_other, token_0 + (n + 1) * TURN + BLOCK_N, kv_len, page_0)
+                    multiply(Q_shared, R_shared, K_other, Kr_other, P_shared, S, acc, row_max, previous_max,
+                             rescale, row_sum, tile_sum, token_0 + n * TURN + BLOCK_N, kv_len)  # fmt: skip
+            else:
+                K_next = T.alloc_fragment((BLOCK_N, DIM_CKV), "bfloat16")
+                Kr_next = T.alloc_fragment((BLOCK_N, DIM_KPE), "bfloat16")
+                if turns > 0:
+                    look_up(KvIndices, pages, r_pages, token_0, kv_len, page_0)
+                    gather(Ckv, Kpe, pages, r_pages, K_next, Kr_next, token_0, kv_len)
+                    look_up(KvIndices, pages, r_pages, token_0 + TURN, kv_len, page_0)
+                for n in T.serial(turns):
+                    T.copy(K_next, K_shared)
+                    T.copy(Kr_next, Kr_shared)
+                    if n + 1 < turns:
+                        gather(Ckv, Kpe, pages, r_pages, K_next, Kr_next, token_0 + (n + 1) * TURN, kv_len)
+                        look_up(KvIndices, pages, r_pages, token_0 + (n + 2) * TURN, kv_len, page_0)
+                    multiply(Q_shared, R_shared, K_shared, Kr_shared, P_shared, S, acc, row_max, previous_max,
+                             rescale, row_sum, tile_sum, token_0 + n * TURN, kv_len)  # fmt: skip
 
-                # The whole sequence: its output; without any token the sums are empty and the output is 0. Else a part.
+            # The whole sequence: its output; without any token the sums are empty and the output is 0. Else a part.
+            for i in T.Parallel(BLOCK_H):
+                rescale[i] = T.if_then_else(row_sum[i] > 0, 1.0 / row_sum[i], 0.0)
+            if num_splits == 1:
+                for i, d in T.Parallel(BLOCK_H, DIM_CKV):
+                    if head_0 + i < num_heads:
+                        Output[b, head_0 + i, d] = acc[i, d] * rescale[i]
+            if num_splits > 1:
+                for i, d in T.Parallel(BLOCK_H, DIM_CKV):
+                    if head_0 + i < num_heads:
+                        Partial[part, head_0 + i, d] = acc[i, d] * rescale[i]
                 for i in T.Parallel(BLOCK_H):
-                    rescale[i] = T.if_then_else(row_sum[i] > 0, 1.0 / row_sum[i], 0.0)
-                if num_splits == 1:
-                    for i, d in T.Parallel(BLOCK_H, DIM_CKV):
-                        if head_0 + i < num_heads:
-                            Output[b, head_0 + i, d] = acc[i, d] * rescale[i]
-                else:
-                    for i, d in T.Parallel(BLOCK_H, DIM_CKV):
-                        if head_0 + i < num_heads:
-                            Partial[part, head_0 + i, d] = acc[i, d] * rescale[i]
-                    for i in T.Parallel(BLOCK_H):
-                        if head_0 + i < num_heads:
-                            Lse[part, head_0 + i] = row_max[i] * factor + T.log2(row_sum[i])
+                    if head_0 + i < num_heads:
+                        Lse[part, head_0 + i] = row_max[i] * factor + T.log2(row_sum[i])
 
     return main
 
