@@ -98,12 +98,17 @@ def _mutants(options: argparse.Namespace, words: list[str]) -> int:
     # On a GPU eight workers of the largest published case hold about 100 GB.
     parallel = plan.parse_jobs(options.jobs) if options.jobs else min(8, os.cpu_count() or 1)
 
+    outcomes: list[mutants.Outcome] = []
+
     def receive(outcome: mutants.Outcome) -> None:
+        outcomes.append(outcome)
         print("\n".join(outcome.lines()))
 
-    outcomes = mutants.run(table, chosen, device, parallel, receive)
-    mutants.keep(outcomes, table, device)
-    mutants.PAGE.write_text(mutants.page(table), encoding="utf-8")
+    try:
+        mutants.run(table, chosen, device, parallel, receive)
+    finally:  # an interrupt after half an hour keeps what there is
+        mutants.keep(outcomes, table, device)
+        mutants.PAGE.write_text(mutants.page(table), encoding="utf-8")
     bad = [outcome for outcome in outcomes if outcome.trouble]
     left_out = f", {len(chosen) - len(outcomes)} more need a GPU" if len(outcomes) < len(chosen) else ""
     print(f"{len(outcomes) - len(bad)} of {len(outcomes)} rejected as they must be on {device.name}{left_out}")

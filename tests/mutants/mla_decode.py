@@ -10,6 +10,10 @@ def _triton(name: str, mistake: str, *changes: tuple[str, str], **more: object) 
     return Mutant(name, "mla_decode", "triton", mistake, changes, **more)
 
 
+def _tilelang(name: str, mistake: str, *changes: tuple[str, str], **more: object) -> Mutant:
+    return Mutant(name, "mla_decode", "tilelang", mistake, changes, **more)
+
+
 def _cuda(name: str, mistake: str, *changes: tuple[str, str], **more: object) -> Mutant:
     return Mutant(name, "mla_decode", "cuda", mistake, changes, **more)
 
@@ -34,6 +38,16 @@ MUTANTS = (
         ("        weight = tl.exp2(weight - new_maximum)\n",
          "        weight = tl.where(valid, 1.0, 0.0)\n        new_maximum = maximum\n"),
         cpu=(V.WRONG_ANSWER,), cases=(3,), gpu_suite="judge", gpu_cases=(1,)),
+    _tilelang("scale_of_512", "scales by 1/sqrt(512) instead of 1/sqrt(576)",
+        ("math.sqrt(DIM_CKV + DIM_KPE)", "math.sqrt(DIM_CKV)"), cpu=(V.WRONG_ANSWER,)),
+    _tilelang("rope_ignored", "leaves the positional part out of the scores",
+        ("        T.gemm(R_shared, Kr_tile, S, transpose_B=True, clear_accum=True, policy=policy)\n", ""),
+        ("T.gemm(Q_shared, K_tile, S, transpose_B=True, policy=policy)",
+         "T.gemm(Q_shared, K_tile, S, transpose_B=True, clear_accum=True, policy=policy)"),
+        cpu=(V.WRONG_ANSWER,)),
+    _tilelang("last_token_dropped", "every sequence ends one token early",
+        ("T.if_then_else(first + j < kv_len, S[i, j]", "T.if_then_else(first + j < kv_len - 1, S[i, j]"),
+        cpu=(V.WRONG_ANSWER,)),
     _cuda("scale_of_512", "scales by 1/sqrt(512) instead of 1/sqrt(576)",
         ("sqrtf(kDimCkv + kDimKpe)", "sqrtf(kDimCkv)"), cpu=(V.WRONG_ANSWER,)),
 )  # fmt: skip
