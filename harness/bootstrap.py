@@ -62,7 +62,6 @@ _MODULES = {
     "numpy": "numpy",
     "pytest": "pytest",
     "hypothesis": "hypothesis",
-    "pytest-xdist": "xdist",
     "flashinfer-python": "flashinfer",
     "flash-attn": "flash_attn",
 }
