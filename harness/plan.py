@@ -260,9 +260,13 @@ def own_file(request: Request) -> Path | None:
 
 
 def _existing(name: str, value: str) -> Path:
-    path = Path(value).expanduser().absolute()
-    if path.is_dir():
+    try:
+        path = Path(value).expanduser().absolute()
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except (OSError, RuntimeError) as error:  # a name that is too long; ~user without such a user
+        raise KitError(f"{name}={value}: no such file ({error}).", ExitCode.MISSING_FILE) from None
+    if is_folder:
         raise KitError(f"{name}={value}: that is a folder; name the file in it.", ExitCode.MISSING_FILE)
-    if not path.is_file():
+    if not is_file:
         raise KitError(f"{name}={value}: no such file (looked for {path}).", ExitCode.MISSING_FILE)
     return path

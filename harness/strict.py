@@ -124,11 +124,11 @@ class _Tally:
         size = _where(_isfinite(reference), reference.abs(), zero)
         error = _where(usable, (out - reference).abs(), zero)
         slack = _where(_isfinite(reference), (honest - reference).abs(), zero)
+        if not bool(_isfinite(slack).all()):  # an infinite one would excuse its whole row
+            raise ValueError("honest() is not finite where reference() is")
         allowed = _amax(slack, -1).clamp(min=self.tiny).maximum(self.unit / 2 * _amax(size, -1)) * MULTIPLE
         used = error / allowed.unsqueeze(-1)
         top = float(used.max())
-        if not math.isfinite(top):
-            raise ValueError("honest() is not finite where reference() is")
         if top > self.worst:
             at = int(used.argmax())
             self.worst, self.worst_at, self.worst_error = top, begin + at, float(error.reshape(-1)[at])

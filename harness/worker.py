@@ -127,15 +127,20 @@ class JudgeSession:
         case = self._package.case(case_id)
         self.label = case.label
         repeat = int(self._job.settings.get("repeat", 1))
-        margins = []
+        margins: list[float] = []
+        first: CaseResult | None = None
         for again in range(repeat):
             result = self._judge.run_case(
                 self._job, self._package, case, self._submission, self._contract, self._device, phase, again
             )
+            first = first or result
             margins.append(result.margin or 0.0)
             if not result.ok:
                 break
         if repeat > 1:
+            if first is not None and result.ok:  # only the first was timed
+                result.ours_ms, result.baseline_ms = first.ours_ms, first.baseline_ms
+                result.peer, result.score = first.peer, first.score
             result.margin = max(margins)
             result.notes.append(f"{len(margins) - (not result.ok)} of {repeat} repetitions passed, each on other data")
         return result

@@ -180,6 +180,12 @@ def test_a_language_whose_package_is_missing(
         (["--jobs=two"], ExitCode.USAGE, "JOBS=two:"),
         (["--task=alpha", "--lang=triton", "--file=no.py"], ExitCode.MISSING_FILE, "FILE=no.py: no such file"),
         (["--task=alpha", "--lang=triton", "--file=tasks"], ExitCode.MISSING_FILE, "FILE=tasks: that is a folder"),
+        (
+            ["--task=alpha", "--lang=triton", "--file=~nobody-here/k.py"],
+            ExitCode.MISSING_FILE,
+            "FILE=~nobody-here/k.py",
+        ),
+        (["--task=alpha", "--config=" + 300 * "k"], ExitCode.MISSING_FILE, "kkk: no such file"),
         (["--task=alpha", "--file=tasks"], ExitCode.USAGE, "LANG=cuda|triton|tilelang"),
         (["--config=no.py"], ExitCode.USAGE, "TASK=alpha|beta"),
         (["--task=alpha", "--config=no.py"], ExitCode.MISSING_FILE, "CONFIG=no.py: no such file"),

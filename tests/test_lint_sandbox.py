@@ -122,6 +122,16 @@ def test_tilelang_violation_is_found(tmp_path: Path, rule: str, old: str, new: s
     assert any(r == rule and says in text for r, _, text in found), found
 
 
+def test_text_that_is_not_utf_8_is_one_finding(tmp_path: Path) -> None:
+    path = tmp_path / "run_kernel.py"
+    path.write_bytes(TRITON.encode() + b"# \xc4\xe3\n")
+    (found,) = sandbox.check(path, "triton")
+    assert (found.rule, found.line, found.level) == ("encoding", TRITON.count("\n") + 1, "error")
+    assert "byte 0xc4 is not UTF-8" in str(found)
+    path.write_bytes(b"\xef\xbb\xbf" + TRITON.replace("\n", "\r\n").encode())
+    assert sandbox.check(path, "triton") == []  # a byte order mark and CRLF are fine
+
+
 def test_second_kernel_is_a_note_and_a_third_an_error(tmp_path: Path) -> None:
     def kernel(name: str) -> str:
         return f"@triton.jit\ndef {name}(x):\n    pass\n\n\n"

@@ -211,7 +211,8 @@ def test_a_case_is_repeated_until_it_fails(verdicts: list[Verdict], repeat: int,
         def run_case(*args: Any) -> CaseResult:
             seen.append(args[-1])
             verdict = verdicts[len(seen) - 1]
-            return dataclasses.replace(result(1, verdict, verdict), margin=1.0 / len(seen))
+            times = {"ours_ms": 2.0, "baseline_ms": 1.0, "score": 30.0, "peer": "p"} if len(seen) == 1 else {}
+            return dataclasses.replace(result(1, verdict, verdict), margin=1.0 / len(seen), **times)
 
     class Package:
         @staticmethod
@@ -225,6 +226,8 @@ def test_a_case_is_repeated_until_it_fails(verdicts: list[Verdict], repeat: int,
     assert seen == list(range(calls))
     assert last.strict is verdicts[-1]
     assert last.margin == 1.0
+    timed = (2.0, 1.0, 30.0, "p") if last.ok else (None, None, None, "")
+    assert (last.ours_ms, last.baseline_ms, last.score, last.peer) == timed  # of the first, which alone is timed
     assert last.notes == ([note] if note else [])
 
 

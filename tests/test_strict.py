@@ -145,6 +145,7 @@ def test_integers_must_be_equal(dtype: torch.dtype) -> None:
         (torch.zeros(1), torch.zeros(1, dtype=torch.bfloat16)),
         (torch.zeros(4), torch.zeros(4)),
         (torch.zeros(4), torch.full((4,), math.nan, dtype=torch.bfloat16)),
+        (torch.zeros(4), torch.tensor([0, 0, math.inf, 0], dtype=torch.bfloat16)),
     ],
 )
 def test_a_contract_that_does_not_fit_is_an_error_not_a_verdict(truth: Tensor, honest: Tensor) -> None:

@@ -61,11 +61,17 @@ _COMPUTING = _words("matmul mm bmm dot mv addmm baddbmm einsum softmax log_softm
 
 def check(path: Path, language: str) -> list[Finding]:
     """Every violation in a Triton or TileLang submission, by line. A syntax error is one finding (rule `syntax`)."""
-    text = path.read_text(encoding="utf-8")
     try:
-        tree = ast.parse(text, filename=str(path))
+        tree = ast.parse(path.read_bytes().decode("utf-8-sig"), filename=str(path))
+    except UnicodeDecodeError as error:
+        # A rule of its own: Python reads past such bytes in a comment, so the loader need not object.
+        line = error.object[: error.start].count(b"\n") + 1
+        what = f"byte 0x{error.object[error.start]:02x} is not UTF-8"
+        return [Finding(path, line, "encoding", what, "save the file as UTF-8")]
     except SyntaxError as error:
         return [Finding(path, error.lineno or 1, "syntax", str(error.msg), "make the file valid Python 3.12")]
+    except ValueError as error:  # null bytes, before Python 3.11.4
+        return [Finding(path, 1, "syntax", str(error), "make the file valid Python 3.12")]
     findings = list(_Checker(path, language, tree).run())
     return sorted(findings, key=lambda finding: (finding.line, finding.rule))
 
