@@ -84,6 +84,11 @@ BREAK_TRITON = [
     ("private-attribute", "BLOCK, num", "x.__class__\n    BLOCK, num", "attribute __class__"),
     ("private-attribute", "BLOCK, num", "x._base\n    BLOCK, num", "attribute _base"),
     ("statement", "BLOCK, num", "try:\n        pass\n    except ValueError:\n        pass\n    BLOCK, num", "Try"),
+    ("statement", "BLOCK, num", "size: int = 4\n    BLOCK, num", "annotated assignment"),
+    ("statement", "BLOCK, num", "_cache[0] += 1\n    BLOCK, num", "augmented assignment to _cache[0]"),
+    ("statement", "BLOCK, num", "x @ y\n    BLOCK, num", "operator @"),
+    ("statement", "BLOCK, num", "match x:\n        case 1:\n            pass\n    BLOCK, num", "Match statement"),
+    ("cache-key", "x.shape not in", "id(x) not in", "id() as a key"),
     ("kernel-form", "@triton.jit", "@triton.heuristics({})\n@triton.jit", "decorators triton.heuristics"),
     ("kernel-form", "n, BLOCK", "n: int, BLOCK", "annotation int on n"),
     ("kernel-form", "BLOCK: tl.constexpr)", "BLOCK: tl.constexpr = 4)", "default value in kernel"),
@@ -103,9 +108,27 @@ BREAK_TILELANG = [
     ("kernel-form", 'y: T.Tensor([n, heads], "bfloat16")', "y: T.int32", "only T.Tensor"),
     ("kernel-form", 'y: T.Tensor([n, heads], "bfloat16")', "y", "y has no annotation"),
     ("kernel-form", "(n, heads * 2)", "(T.ceildiv(n, 2), heads)", "call T.ceildiv(n, 2) in an annotation"),
+    ("statement", '    n = T.dynamic("n")', '    n: int = T.dynamic("n")', "annotated assignment"),
     ("foreign-code", "y[i, 0] = x[i, 0]", 'T.call_extern("handle", "f")', "T.call_extern"),
     ("foreign-code", "y[i, 0] = x[i, 0]", 'T.import_source("int f();")', "T.import_source"),
 ]
+
+
+def test_a_macro_is_a_note(tmp_path: Path) -> None:
+    macro = "    @T.macro\n    def helper(x):\n        x[0] += 1\n\n    @T.prim_func\n"
+    found = findings(tmp_path, TILELANG.replace("    @T.prim_func\n", macro, 1), "tilelang")
+    assert [(rule, "note [macro] T.macro: the sandbox" in text) for rule, _, text in found] == [("macro", True)]
+
+
+def test_a_builder_may_compute_with_numbers(tmp_path: Path) -> None:
+    assert (
+        findings(tmp_path, TILELANG.replace("    n = T.dyn", "    heads.bit_length()\n    n = T.dyn", 1), "tilelang")
+        == []
+    )
+
+
+def test_the_prim_func_itself_is_not_transformed(tmp_path: Path) -> None:
+    assert findings(tmp_path, TILELANG.replace("y[i, 0] = x", "y[i, 0] += x", 1), "tilelang") == []
 
 
 @pytest.mark.parametrize(("rule", "old", "new", "says"), BREAK_TRITON)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeGuard
 
 from harness.lint import Finding
 
@@ -86,6 +87,21 @@ def dotted(node: ast.AST) -> str:
     return ""
 
 
+def _refused(node: ast.AST) -> str:
+    """The statement or operator that RestrictedPython does not compile, or ""."""
+    if isinstance(node, ast.AnnAssign):
+        return "annotated assignment"
+    if isinstance(node, ast.Nonlocal):
+        return "Nonlocal statement"
+    if isinstance(node, ast.Match):
+        return "Match statement"
+    if isinstance(node, ast.AugAssign) and not isinstance(node.target, ast.Name):
+        return f"augmented assignment to {ast.unparse(node.target)[:40]}"
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+        return "operator @"
+    return ""
+
+
 class _Checker:
     def __init__(self, path: Path, language: str, tree: ast.Module) -> None:
         self.path, self.language, self.tree = path, language, tree
@@ -110,6 +126,8 @@ class _Checker:
         for function in functions:
             if function not in kernels:
                 yield from self._plain_function(function)
+            elif self.language == "tilelang":
+                yield from self._restricted(function)  # all of it but the prim_func is transformed too
 
     def _finding(self, node: ast.AST, rule: str, message: str, way_out: str, level: str = "error") -> Finding:
         return Finding(self.path, getattr(node, "lineno", 1), rule, message, way_out, level)
@@ -274,12 +292,16 @@ class _Checker:
                 "wrap the T.prim_func in a @tilelang.jit function",
             )
         for function in kernels:
-            inner = [
-                node
-                for node in function.body
-                if isinstance(node, ast.FunctionDef)
-                and any(self._resolve(d).endswith("language.prim_func") for d in node.decorator_list)
-            ]
+            inner = [node for node in function.body if self._is_tile_code(node, "prim_func")]
+            for node in ast.walk(function):
+                if self._is_tile_code(node, "macro"):
+                    yield self._finding(
+                        node,
+                        "macro",
+                        "T.macro: the sandbox transforms the bodies of all functions but the T.prim_func",
+                        "write it out in the T.prim_func to be safe",
+                        "note",
+                    )
             if not inner:
                 yield self._finding(
                     function,
@@ -355,7 +377,35 @@ class _Checker:
             yield self._finding(
                 function, "run-kernel", f"decorator on {function.name}", "host functions stay undecorated"
             )
-        for node in ast.walk(function):
+        yield from self._restricted(function)
+
+    def _host_nodes(self, function: ast.FunctionDef) -> Iterator[ast.AST]:
+        """Every node of a function's body, without the T.prim_func (and T.macro, see _tilelang_kernels) in it."""
+        todo: list[ast.AST] = list(function.body)
+        while todo:
+            node = todo.pop()
+            if self._is_tile_code(node, "prim_func", "macro"):
+                continue
+            yield node
+            todo += ast.iter_child_nodes(node)
+
+    def _is_tile_code(self, node: ast.AST, *decorators: str) -> TypeGuard[ast.FunctionDef]:
+        """Whether a node is a function with one of these decorators of tilelang.language."""
+        return isinstance(node, ast.FunctionDef) and any(
+            self._resolve(decorator) == f"tilelang.language.{name}"
+            for decorator in node.decorator_list
+            for name in decorators
+        )
+
+    def _restricted(self, function: ast.FunctionDef) -> Iterator[Finding]:
+        """What RestrictedPython and the guards refuse in code that they transform."""
+        for node in self._host_nodes(function):
+            what = _refused(node)
+            if what:
+                yield self._finding(node, "statement", what, "write it as a plain assignment or call")
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "id":
+                message = "id() as a key: tensors are wrapped afresh for every call, so it never hits"
+                yield self._finding(node, "cache-key", message, "key by shape and dtype")
             if not isinstance(node, ast.Attribute):
                 continue
             name = dotted(node)
@@ -370,7 +420,12 @@ class _Checker:
                     yield self._finding(
                         node, "torch-proxy", f"torch.{rest}", "the judge's torch lacks it; use an allow-listed function"
                     )
-            elif module is None and not node.attr.startswith("_") and node.attr not in _TENSOR | _CONTAINERS:
+            elif (
+                module is None
+                and not node.attr.startswith("_")
+                and node.attr not in _TENSOR | _CONTAINERS
+                and not self._is_kernel(function)  # a builder has no tensors, its numbers have methods
+            ):
                 yield self._finding(
                     node,
                     "tensor-method",
