@@ -46,7 +46,7 @@ _joins = {}  # (heads, columns) -> compiled kernel
 _workspace = {}  # (heads, device) -> partial outputs, their log-sum-exp (base 2), first part and parts of a sequence
 
 
-# What is gathered is in bounds by construction, so no access needs a check.
+# Every access is in bounds or under a condition that says so: no check need be added.
 @tilelang.jit(pass_configs={"tl.disable_safe_memory_legalize": True, "tl.enable_aggressive_shared_memory_merge": True})
 def attend(num_heads, page_size, BLOCK_H, BLOCK_N, threads, num_stages):
     head_tiles = -(-num_heads // BLOCK_H)
@@ -201,8 +201,10 @@ def attend(num_heads, page_size, BLOCK_H, BLOCK_N, threads, num_stages):
                     Plan[b, 1] = num_splits
 
             # Rows past the last head are 0.
-            T.copy(Q[b, head_0 : head_0 + BLOCK_H, :], Q_shared)
-            T.copy(Qr[b, head_0 : head_0 + BLOCK_H, :], R_shared)
+            for i, d in T.Parallel(BLOCK_H, DIM_CKV):
+                Q_shared[i, d] = T.if_then_else(head_0 + i < num_heads, Q[b, head_0 + i, d], T.cast(0, "bfloat16"))
+            for i, d in T.Parallel(BLOCK_H, DIM_KPE):
+                R_shared[i, d] = T.if_then_else(head_0 + i < num_heads, Qr[b, head_0 + i, d], T.cast(0, "bfloat16"))
             T.fill(acc, 0)
             T.fill(row_sum, 0)
             # Finite, so that a row without any key yet subtracts it from -inf without making a NaN.
