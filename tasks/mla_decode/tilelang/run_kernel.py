@@ -62,47 +62,6 @@ def attend(num_heads, page_size, BLOCK_H, BLOCK_N, threads, num_stages):
     parts = T.dynamic("parts")
     sequences = T.dynamic("sequences")
 
-    # One tile: scores against the keys, online softmax, output from the same tile. `first`: its first token.
-    @T.macro
-    def multiply(
-        Q_shared, R_shared, K_tile, Kr_tile, P_shared, S, acc, row_max, previous_max, rescale, row_sum, tile_sum,
-        first, kv_len,
-    ):  # fmt: skip
-        T.gemm(R_shared, Kr_tile, S, transpose_B=True, clear_accum=True, policy=policy)
-        T.gemm(Q_shared, K_tile, S, transpose_B=True, policy=policy)
-        if first + BLOCK_N > kv_len:
-            for i, j in T.Parallel(BLOCK_H, BLOCK_N):
-                S[i, j] = T.if_then_else(first + j < kv_len, S[i, j], -T.infinity("float32"))
-        T.copy(row_max, previous_max)
-        T.reduce_max(S, row_max, dim=1, clear=False)
-        for i in T.Parallel(BLOCK_H):
-            rescale[i] = T.exp2((previous_max[i] - row_max[i]) * factor)
-        for i, j in T.Parallel(BLOCK_H, BLOCK_N):
-            S[i, j] = T.exp2(S[i, j] * factor - row_max[i] * factor)
-        T.reduce_sum(S, tile_sum, dim=1)
-        for i in T.Parallel(BLOCK_H):
-            row_sum[i] = row_sum[i] * rescale[i] + tile_sum[i]
-        T.copy(S, P_shared)
-        for i, d in T.Parallel(BLOCK_H, DIM_CKV):
-            acc[i, d] *= rescale[i]
-        T.gemm(P_shared, K_tile, acc, policy=policy)
-
-    # Pages of tokens first .. first + BLOCK_N - 1, kept by the threads that load them; behind the last token, its page.
-    @T.macro
-    def look_up(KvIndices, pages, r_pages, first, kv_len, page_0):
-        for j in T.Parallel(BLOCK_N):
-            r_pages[j] = KvIndices[page_0 + T.min(first + j, kv_len - 1) // page_size]
-        for j in T.Parallel(BLOCK_N):
-            pages[j] = KvIndices[page_0 + T.min(first + j, kv_len - 1) // page_size]
-
-    # Cache rows of these tokens into a tile.
-    @T.macro
-    def gather(Ckv, Kpe, pages, r_pages, K_tile, Kr_tile, first, kv_len):
-        for j, d in T.Parallel(BLOCK_N, DIM_KPE):
-            Kr_tile[j, d] = Kpe[r_pages[j], T.min(first + j, kv_len - 1) % page_size, d]
-        for j, d in T.Parallel(BLOCK_N, DIM_CKV):
-            K_tile[j, d] = Ckv[pages[j], T.min(first + j, kv_len - 1) % page_size, d]
-
     @T.prim_func
     def main(
         Q: T.Tensor((batch, num_heads, DIM_CKV), "bfloat16"),
@@ -210,7 +169,12 @@ def attend(num_heads, page_size, BLOCK_H, BLOCK_N, threads, num_stages):
             # Finite, so that a row without any key yet subtracts it from -inf without making a NaN.
             T.fill(row_max, -3e38)
 
-            # Page ids are read a turn ahead of the rows, so that no row waits for them.
+            # Page ids are read a turn ahead of the rows, so that no row waits for one; behind the last token, its page.
+            if turns > 0:
+                for j in T.Parallel(BLOCK_N):
+                    r_pages[j] = KvIndices[page_0 + T.min(token_0 + j, kv_len - 1) // page_size]
+                for j in T.Parallel(BLOCK_N):
+                    pages[j] = KvIndices[page_0 + T.min(token_0 + j, kv_len - 1) // page_size]
             if num_stages > 0:
                 K_other = T.alloc_shared((BLOCK_N, DIM_CKV), "bfloat16")
                 Kr_other = T.alloc_shared((BLOCK_N, DIM_KPE), "bfloat16")
@@ -218,33 +182,105 @@ def attend(num_heads, page_size, BLOCK_H, BLOCK_N, threads, num_stages):
                 r_pages_other = T.alloc_fragment((BLOCK_N,), "int32")
                 T.annotate_layout({pages_other: by_row, r_pages_other: by_r_row})
                 if turns > 0:
-                    look_up(KvIndices, pages, r_pages, token_0, kv_len, page_0)
-                    look_up(KvIndices, pages_other, r_pages_other, token_0 + BLOCK_N, kv_len, page_0)
-                for n in T.Pipelined(turns, num_stages=num_stages):
-                    gather(Ckv, Kpe, pages, r_pages, K_shared, Kr_shared, token_0 + n * TURN, kv_len)
-                    look_up(KvIndices, pages, r_pages, token_0 + (n + 1) * TURN, kv_len, page_0)
-                    multiply(Q_shared, R_shared, K_shared, Kr_shared, P_shared, S, acc, row_max, previous_max,
-                             rescale, row_sum, tile_sum, token_0 + n * TURN, kv_len)  # fmt: skip
-                    gather(Ckv, Kpe, pages_other, r_pages_other, K_other, Kr_other,
-                           token_0 + n * TURN + BLOCK_N, kv_len)  # fmt: skip
-                    look_up(KvIndices, pages_other, r_pages_other, token_0 + (n + 1) * TURN + BLOCK_N, kv_len, page_0)
-                    multiply(Q_shared, R_shared, K_other, Kr_other, P_shared, S, acc, row_max, previous_max,
-                             rescale, row_sum, tile_sum, token_0 + n * TURN + BLOCK_N, kv_len)  # fmt: skip
+                    for j in T.Parallel(BLOCK_N):
+                        r_pages_other[j] = KvIndices[page_0 + T.min(token_0 + BLOCK_N + j, kv_len - 1) // page_size]
+                    for j in T.Parallel(BLOCK_N):
+                        pages_other[j] = KvIndices[page_0 + T.min(token_0 + BLOCK_N + j, kv_len - 1) // page_size]
             else:
                 K_next = T.alloc_fragment((BLOCK_N, DIM_CKV), "bfloat16")
                 Kr_next = T.alloc_fragment((BLOCK_N, DIM_KPE), "bfloat16")
                 if turns > 0:
-                    look_up(KvIndices, pages, r_pages, token_0, kv_len, page_0)
-                    gather(Ckv, Kpe, pages, r_pages, K_next, Kr_next, token_0, kv_len)
-                    look_up(KvIndices, pages, r_pages, token_0 + TURN, kv_len, page_0)
-                for n in T.serial(turns):
+                    for j, d in T.Parallel(BLOCK_N, DIM_KPE):
+                        Kr_next[j, d] = Kpe[r_pages[j], T.min(token_0 + j, kv_len - 1) % page_size, d]
+                    for j, d in T.Parallel(BLOCK_N, DIM_CKV):
+                        K_next[j, d] = Ckv[pages[j], T.min(token_0 + j, kv_len - 1) % page_size, d]
+                    for j in T.Parallel(BLOCK_N):
+                        r_pages[j] = KvIndices[page_0 + T.min(token_0 + TURN + j, kv_len - 1) // page_size]
+                    for j in T.Parallel(BLOCK_N):
+                        pages[j] = KvIndices[page_0 + T.min(token_0 + TURN + j, kv_len - 1) // page_size]
+
+            for n in T.Pipelined(turns, num_stages=num_stages):
+                if num_stages > 0:
+                    for j, d in T.Parallel(BLOCK_N, DIM_KPE):
+                        Kr_shared[j, d] = Kpe[r_pages[j], T.min(token_0 + n * TURN + j, kv_len - 1) % page_size, d]
+                    for j, d in T.Parallel(BLOCK_N, DIM_CKV):
+                        K_shared[j, d] = Ckv[pages[j], T.min(token_0 + n * TURN + j, kv_len - 1) % page_size, d]
+                    for j in T.Parallel(BLOCK_N):
+                        r_pages[j] = KvIndices[page_0 + T.min(token_0 + (n + 1) * TURN + j, kv_len - 1) // page_size]
+                    for j in T.Parallel(BLOCK_N):
+                        pages[j] = KvIndices[page_0 + T.min(token_0 + (n + 1) * TURN + j, kv_len - 1) // page_size]
+                else:
                     T.copy(K_next, K_shared)
                     T.copy(Kr_next, Kr_shared)
                     if n + 1 < turns:
-                        gather(Ckv, Kpe, pages, r_pages, K_next, Kr_next, token_0 + (n + 1) * TURN, kv_len)
-                        look_up(KvIndices, pages, r_pages, token_0 + (n + 2) * TURN, kv_len, page_0)
-                    multiply(Q_shared, R_shared, K_shared, Kr_shared, P_shared, S, acc, row_max, previous_max,
-                             rescale, row_sum, tile_sum, token_0 + n * TURN, kv_len)  # fmt: skip
+                        for j, d in T.Parallel(BLOCK_N, DIM_KPE):
+                            Kr_next[j, d] = Kpe[
+                                r_pages[j], T.min(token_0 + (n + 1) * TURN + j, kv_len - 1) % page_size, d
+                            ]
+                        for j, d in T.Parallel(BLOCK_N, DIM_CKV):
+                            K_next[j, d] = Ckv[pages[j], T.min(token_0 + (n + 1) * TURN + j, kv_len - 1) % page_size, d]
+                        for j in T.Parallel(BLOCK_N):
+                            r_pages[j] = KvIndices[
+                                page_0 + T.min(token_0 + (n + 2) * TURN + j, kv_len - 1) // page_size
+                            ]
+                        for j in T.Parallel(BLOCK_N):
+                            pages[j] = KvIndices[page_0 + T.min(token_0 + (n + 2) * TURN + j, kv_len - 1) // page_size]
+                # Scores against the keys of a tile, online softmax, output from the same tile.
+                T.gemm(R_shared, Kr_shared, S, transpose_B=True, clear_accum=True, policy=policy)
+                T.gemm(Q_shared, K_shared, S, transpose_B=True, policy=policy)
+                if token_0 + n * TURN + BLOCK_N > kv_len:
+                    for i, j in T.Parallel(BLOCK_H, BLOCK_N):
+                        S[i, j] = T.if_then_else(token_0 + n * TURN + j < kv_len, S[i, j], -T.infinity("float32"))
+                T.copy(row_max, previous_max)
+                T.reduce_max(S, row_max, dim=1, clear=False)
+                for i in T.Parallel(BLOCK_H):
+                    rescale[i] = T.exp2((previous_max[i] - row_max[i]) * factor)
+                for i, j in T.Parallel(BLOCK_H, BLOCK_N):
+                    S[i, j] = T.exp2(S[i, j] * factor - row_max[i] * factor)
+                T.reduce_sum(S, tile_sum, dim=1)
+                for i in T.Parallel(BLOCK_H):
+                    row_sum[i] = row_sum[i] * rescale[i] + tile_sum[i]
+                T.copy(S, P_shared)
+                for i, d in T.Parallel(BLOCK_H, DIM_CKV):
+                    acc[i, d] *= rescale[i]
+                T.gemm(P_shared, K_shared, acc, policy=policy)
+                if num_stages > 0:  # the same for the other tile
+                    for j, d in T.Parallel(BLOCK_N, DIM_KPE):
+                        Kr_other[j, d] = Kpe[
+                            r_pages_other[j], T.min(token_0 + n * TURN + BLOCK_N + j, kv_len - 1) % page_size, d
+                        ]
+                    for j, d in T.Parallel(BLOCK_N, DIM_CKV):
+                        K_other[j, d] = Ckv[
+                            pages_other[j], T.min(token_0 + n * TURN + BLOCK_N + j, kv_len - 1) % page_size, d
+                        ]
+                    for j in T.Parallel(BLOCK_N):
+                        r_pages_other[j] = KvIndices[
+                            page_0 + T.min(token_0 + (n + 1) * TURN + BLOCK_N + j, kv_len - 1) // page_size
+                        ]
+                    for j in T.Parallel(BLOCK_N):
+                        pages_other[j] = KvIndices[
+                            page_0 + T.min(token_0 + (n + 1) * TURN + BLOCK_N + j, kv_len - 1) // page_size
+                        ]
+                    T.gemm(R_shared, Kr_other, S, transpose_B=True, clear_accum=True, policy=policy)
+                    T.gemm(Q_shared, K_other, S, transpose_B=True, policy=policy)
+                    if token_0 + n * TURN + BLOCK_N + BLOCK_N > kv_len:
+                        for i, j in T.Parallel(BLOCK_H, BLOCK_N):
+                            S[i, j] = T.if_then_else(
+                                token_0 + n * TURN + BLOCK_N + j < kv_len, S[i, j], -T.infinity("float32")
+                            )
+                    T.copy(row_max, previous_max)
+                    T.reduce_max(S, row_max, dim=1, clear=False)
+                    for i in T.Parallel(BLOCK_H):
+                        rescale[i] = T.exp2((previous_max[i] - row_max[i]) * factor)
+                    for i, j in T.Parallel(BLOCK_H, BLOCK_N):
+                        S[i, j] = T.exp2(S[i, j] * factor - row_max[i] * factor)
+                    T.reduce_sum(S, tile_sum, dim=1)
+                    for i in T.Parallel(BLOCK_H):
+                        row_sum[i] = row_sum[i] * rescale[i] + tile_sum[i]
+                    T.copy(S, P_shared)
+                    for i, d in T.Parallel(BLOCK_H, DIM_CKV):
+                        acc[i, d] *= rescale[i]
+                    T.gemm(P_shared, K_other, acc, policy=policy)
 
             # The whole sequence: its output; without any token the sums are empty and the output is 0. Else a part.
             for i in T.Parallel(BLOCK_H):
