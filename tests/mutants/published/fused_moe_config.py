@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tasks.fused_moe import reference as truth
-from tasks.fused_moe import testcase_config as published
+from tests.mutants.published.copies import copy_of
 
+published = copy_of("fused_moe")
 published.E = 8
 published.CASES = [(128 * 128, 128, 128, "skewed")]
 CASE_LABELS = ("EM16384 N128 K128",)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tasks.kvcache_decode import reference as truth
-from tasks.kvcache_decode import testcase_config as published
+from tests.mutants.published.copies import copy_of
 
+published = copy_of("kvcache_decode")
 published.CASES = [(2048, 1)]
 published.NUM_HEADS, published.NUM_HEADS_K = 2, 2
 CASE_LABELS = ("b1 s2048 h2/2",)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tasks.mla_decode import reference as truth
-from tasks.mla_decode import testcase_config as published
+from tests.mutants.published.copies import copy_of
 
+published = copy_of("mla_decode")
 published.CASES = [(16, 1, 1024)]
 CASE_LABELS = ("h16 b1 s1024",)
 getNumOfTestcases, getTestCaseSize = published.getNumOfTestcases, published.getTestCaseSize

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tasks.paged_prefill import reference as truth
-from tasks.paged_prefill import testcase_config as published
+from tests.mutants.published.copies import copy_of
 
+published = copy_of("paged_prefill")
 published.CASES = [(1, 512)]
 published.NUM_QO_HEADS, published.NUM_KV_HEADS = 4, 2
 CASE_LABELS = ("b1 s512 h4/2",)
