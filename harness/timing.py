@@ -102,8 +102,23 @@ def flush_buffer() -> Tensor:
     return torch.zeros(max(FLUSH_BYTES, 4 * cache_bytes()) // 8, dtype=torch.int64, device="cuda")
 
 
-def _timed(call: Callable[[], object]) -> tuple[Any, Any]:
-    """Enqueue a call between two events."""
+def flush() -> None:
+    """Enqueue a sweep of the L2 cache; its kernel marks the place for `observe` as `mark` does."""
+    _mark(flush_buffer(), 1)
+
+
+@functools.cache
+def _small() -> Tensor:
+    return torch.zeros(1, dtype=torch.int64, device="cuda")
+
+
+def mark() -> None:
+    """Enqueue a tiny kernel that marks a place for `observe`."""
+    _mark(_small(), 1)
+
+
+def timed(call: Callable[[], object]) -> tuple[Any, Any]:
+    """Enqueue a call between two events; `elapsed_ms` reads them once the device is done."""
     start, end = _Event(enable_timing=True), _Event(enable_timing=True)
     _record(start)
     call()
@@ -111,14 +126,19 @@ def _timed(call: Callable[[], object]) -> tuple[Any, Any]:
     return start, end
 
 
+def elapsed_ms(events: tuple[Any, Any]) -> float:
+    """Time between the two events of `timed` in ms."""
+    return float(_elapsed(*events))
+
+
 def _fastest_s(call: Callable[[], object], before: Callable[[], object] = lambda: None) -> float:
     """Shortest of ten calls after three for warming up, in seconds."""
     pairs = []
     for _ in range(13):
         before()
-        pairs.append(_timed(call))
+        pairs.append(timed(call))
     finish_device()
-    return min(float(_elapsed(start, end)) for start, end in pairs[3:]) / 1e3
+    return min(map(elapsed_ms, pairs[3:])) / 1e3
 
 
 def _read(source: Tensor) -> Callable[[], object]:
@@ -148,9 +168,9 @@ def calibrate() -> Peaks:
     """
     # A part that fits in the cache. Both sides begin with the flush, so that both find the queue filled and the host's
     # launch time hidden behind it; only the hot side then reads the part once before its clock starts.
-    part, flush = torch.zeros((cache_bytes() or 8 << 20) // 8, dtype=torch.float32, device="cuda"), flush_buffer()
+    part = torch.zeros((cache_bytes() or 8 << 20) // 8, dtype=torch.float32, device="cuda")
     read = _read(part)
-    cold, hot = _fastest_s(read, lambda: _mark(flush, 1)), _fastest_s(read, lambda: (_mark(flush, 1), read()))
+    cold, hot = _fastest_s(read, flush), _fastest_s(read, lambda: [call() for call in (flush, read)])
     bf16 = _product_rate(torch.bfloat16, _matmul)
     try:
         int8 = _product_rate(torch.int8, torch._int_mm)
@@ -200,24 +220,36 @@ def kernel_sections(events: Iterable[KernelEvent], calls: int) -> list[list[Kern
     return [ordered[first + 1 : last] for first, last in zip(marks[::2], marks[1::2], strict=True)]
 
 
-def _profiled(calls: Sequence[Callable[[], object]]) -> list[list[KernelEvent]] | None:
-    """Run calls under the profiler, each after a flush; the kernels of each, None when the profiler failed to see."""
-    flush, small = flush_buffer(), torch.zeros(1, dtype=torch.int64, device="cuda")
+def observe(run: Callable[[], object], calls: int) -> list[list[KernelEvent]] | None:
+    """Run something under the profiler that makes `calls` calls, each between `flush` and `mark`.
+
+    The kernels of each call, None when the profiler failed to see all. Whatever `run` raises passes through.
+    """
     finish_device()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of cycles, of which there is one; users would see it as theirs
         with profile(activities=[ProfilerActivity.CUDA]) as session:
-            for call in calls:
-                _mark(flush, 1)
-                call()
-                _mark(small, 1)
+            run()
             finish_device()
     events = [
         KernelEvent(event.name, float(event.time_range.start), float(event.time_range.elapsed_us()))
         for event in session.events() or ()
         if event.device_type.name == "CUDA" and not event.name.startswith(("Memcpy", "Memset"))
     ]
-    return kernel_sections(events, len(calls))
+    return kernel_sections(events, calls)
+
+
+def _profiled(calls: Sequence[Callable[[], object]]) -> list[list[KernelEvent]] | None:
+    """Run calls under the profiler, each after a flush; the kernels of each, None when the profiler failed to see."""
+
+    def run() -> None:
+        for call in calls:
+            flush()
+            call()
+            mark()
+
+    mark()  # so that no allocation falls into the session
+    return observe(run, len(calls))
 
 
 def _kernel_ms(
@@ -241,7 +273,7 @@ def _kernel_ms(
     return tuple(statistics.median(series) for series in times)
 
 
-def _busy_ms(call: Callable[[], object]) -> tuple[float, float]:
+def busy_ms(call: Callable[[], object]) -> tuple[float, float]:
     """Medians of five waited-for calls in ms: from the return to the end of all device work, and in all."""
     after, whole = [], []
     for _ in range(5):
@@ -269,11 +301,11 @@ def pair(
     workload: {"flops", "bytes", "dtype"} for the floor below which a time is not believed.
     Whatever `ours` or `baseline` raises passes through.
     """
-    hooks, peaks, flush = hooks or Hooks(), calibrate(), flush_buffer()
+    hooks, peaks = hooks or Hooks(), calibrate()
     for call in (ours, baseline) * 2 if baseline is not None else (ours,) * 2:
         call()
-    busy, ours_wall = _busy_ms(ours)
-    cost = ours_wall + (_busy_ms(baseline)[1] if baseline is not None else 0.0) + 0.5  # a flush is about 0.2 ms
+    busy, ours_wall = busy_ms(ours)
+    cost = ours_wall + (busy_ms(baseline)[1] if baseline is not None else 0.0) + 0.5  # a flush is about 0.2 ms
     rounds = max(3, min(50, int(budget_s * 1e3 / (2 * cost))))
     order = [0, 1, 1, 0] if baseline is not None else [0, 0]
     looked_at = {2 * rounds - 1, *random.SystemRandom().sample(range(2 * rounds), 3)}  # not to be foreseen
@@ -283,14 +315,14 @@ def pair(
         for kind in order:
             if kind == 0:
                 hooks.before()
-            _mark(flush, 1)
-            events[kind].append(_timed(ours if kind == 0 or baseline is None else baseline))
+            flush()
+            events[kind].append(timed(ours if kind == 0 or baseline is None else baseline))
             if kind == 0 and len(events[0]) - 1 in looked_at:
                 finish_device()
                 if not hooks.holds():
                     wrong.append(len(events[0]) - 1)
         finish_device()
-    calls = [statistics.median(_elapsed(*both) for both in series) if series else None for series in events]
+    calls = [statistics.median(map(elapsed_ms, series)) if series else None for series in events]
     assert calls[0] is not None
     kernels = _kernel_ms(ours, baseline, min(rounds, _PROFILED_CALLS // 2))
     notes = [] if peaks.cold else ["flushing the L2 cache has no effect on this device: times are warm"]

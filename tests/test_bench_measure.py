@@ -1,0 +1,224 @@
+"""The clock of `make bench` on a pretended device with known noise and drift. A GPU is needed for real times."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from harness import timing
+from harness.bench import measure
+from harness.timing import KernelEvent
+from harness.verdict import KernelFault, Verdict
+
+MARK = "void at::native::vectorized_elementwise_kernel<2, BitwiseXorFunctor<long>>"
+FLUSH_MS, SESSION_MS, LAUNCH_MS = 0.2, 50.0, 0.01
+
+
+class FakeDevice:
+    """Two clocks in ms. Work is queued after what is there; the host's clock moves by launching, waiting, profiling."""
+
+    def __init__(self) -> None:
+        self.device_ms = self.host_ms = 0.0
+        self.log: list[str] = []
+        self.kernels: list[KernelEvent] = []
+        self.sessions = 0
+
+    def work(self, name: str, ms: float) -> None:
+        self.host_ms += LAUNCH_MS
+        self.device_ms = max(self.device_ms, self.host_ms)
+        self.kernels.append(KernelEvent(name, self.device_ms * 1e3, ms * 1e3))
+        self.device_ms += ms
+        self.log.append(name)
+
+    def wait(self) -> None:
+        self.host_ms = max(self.host_ms, self.device_ms)
+
+    def kernel(self, name: str, ms: Callable[[float], float] | float) -> Callable[[], None]:
+        """A call that takes `ms`, a number or a function of the device's time so far."""
+        return lambda: self.work(name, ms(self.device_ms) if callable(ms) else ms)
+
+    def observe(self, run: Callable[[], object], calls: int) -> list[list[KernelEvent]] | None:
+        self.sessions += 1
+        self.host_ms += SESSION_MS
+        first = len(self.kernels)
+        run()
+        return timing.kernel_sections(self.kernels[first:], calls)
+
+
+@dataclasses.dataclass
+class FakeEvent:
+    """torch.cuda.Event, as far as timing.py uses it. Sees a gap of 0.005 ms that the profiler does not."""
+
+    enable_timing: bool
+    at: float = 0.0
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDevice]:
+    fake = FakeDevice()
+    buffer = torch.zeros(1, dtype=torch.int64)
+    monkeypatch.setattr(timing, "_Event", FakeEvent)
+    monkeypatch.setattr(timing, "_record", lambda event: setattr(event, "at", fake.device_ms))
+    monkeypatch.setattr(timing, "_elapsed", lambda start, end: end.at - start.at + 0.005)
+    monkeypatch.setattr(timing, "_synchronize", fake.wait)
+    monkeypatch.setattr(timing, "_mark", lambda tensor, value: fake.work(MARK, FLUSH_MS))
+    monkeypatch.setattr(timing, "flush_buffer", lambda: buffer)
+    monkeypatch.setattr(timing, "_small", lambda: buffer)
+    monkeypatch.setattr(timing, "observe", fake.observe)
+    monkeypatch.setattr(measure, "_clock", lambda: fake.host_ms / 1e3)
+    monkeypatch.setattr(measure, "_random", random.Random(0))
+    return fake
+
+
+def noisy(ms: float, share: float, seed: int, drift_per_s: float = 0.0) -> Callable[[float], float]:
+    """A time with lognormal noise, rising by a share per second of the device."""
+    rng = random.Random(seed)
+    return lambda now: ms * math.exp(rng.gauss(0, share) + drift_per_s * now / 1e3)
+
+
+def test_two_constant_calls(device: FakeDevice) -> None:
+    pair = measure.time_pair(device.kernel("ours", 1.0), device.kernel("peer", 2.0), 5.0)
+    assert pair.peer is not None
+    assert (pair.ours.ms, pair.ours.low_ms, pair.ours.high_ms) == pytest.approx((1.0, 1.0, 1.0))
+    assert (pair.peer.ms, pair.ratio, pair.ratio_low, pair.ratio_high) == pytest.approx((2.0, 2.0, 2.0, 2.0))
+    assert (pair.ours.event_ms, pair.peer.event_ms) == pytest.approx((1.005, 2.005))
+    assert (pair.ours.clock, pair.stopped, pair.wrong_calls, pair.notes) == ("kernels", "precise", 0, [])
+    assert pair.ours.host_ms == pytest.approx(1.0, rel=0.02)
+    assert (pair.ours.host_calls, pair.peer.host_calls) == (1000, 998)  # as many as fit into 2 s
+
+
+def test_calls_alternate_and_each_follows_a_flush(device: FakeDevice) -> None:
+    measure.time_pair(device.kernel("ours", 1.0), device.kernel("peer", 2.0), 1.0)
+    timed = device.log[: device.log.index("ours", 400)]
+    rounds = timed[: len(timed) // 12 * 12]
+    assert rounds[1::3] == ["ours", "peer", "peer", "ours"] * (len(rounds) // 12)
+    assert set(rounds[::3]) == {MARK}
+
+
+def test_one_call(device: FakeDevice) -> None:
+    found = measure.time_call(device.kernel("ours", noisy(0.5, 0.01, 1)), 5.0)
+    assert found.low_ms <= 0.5 <= found.high_ms
+    assert found.low_ms < found.ms < found.high_ms
+    assert (found.high_ms - found.low_ms) / found.ms < 0.02
+    assert found.stopped == "precise"
+
+
+def test_noise_takes_more_samples_and_the_interval_holds_the_truth(device: FakeDevice) -> None:
+    quiet = measure.time_pair(device.kernel("a", noisy(1.0, 0.01, 1)), device.kernel("b", noisy(1.5, 0.01, 2)), 60.0)
+    loud = measure.time_pair(device.kernel("a", noisy(1.0, 0.1, 3)), device.kernel("b", noisy(1.5, 0.1, 4)), 60.0)
+    assert loud.ours.samples > 3 * quiet.ours.samples
+    for pair in (quiet, loud):
+        assert pair.stopped == "precise"
+        assert pair.ratio_low <= 1.5 <= pair.ratio_high
+        assert pair.ratio_high / pair.ratio_low < 1.021
+
+
+def test_a_budget_ends_what_would_never_be_precise(device: FakeDevice) -> None:
+    ours, peer = device.kernel("a", noisy(5.0, 1.0, 1)), device.kernel("b", noisy(5.0, 1.0, 2))
+    before = device.host_ms
+    pair = measure.time_pair(ours, peer, 1.0)
+    assert pair.stopped == "budget"
+    assert pair.ratio_high / pair.ratio_low > 1.02
+    # Warming up, the budget, and two times calls back to back.
+    assert (device.host_ms - before) / 1e3 < measure.WARM_UP_S + 1.0 + 1.0 + 2 * measure.HOST_S
+
+
+def test_a_few_rounds_are_made_whatever_they_cost(device: FakeDevice) -> None:
+    pair = measure.time_pair(device.kernel("a", 900.0), device.kernel("b", 900.0), 0.0)
+    assert pair.ours.samples == 2 * measure.LEAST_ROUNDS
+    assert (pair.stopped, pair.ours.host_calls) == ("budget", 3)
+
+
+def test_a_drift_that_both_share_is_not_in_the_ratio(device: FakeDevice) -> None:
+    """The clock falls by 5 % a second. One side's median moves; the ratio's interval stays right and narrow."""
+    ours = device.kernel("a", noisy(1.0, 0.005, 1, 0.05))
+    peer = device.kernel("b", noisy(1.5, 0.005, 2, 0.05))
+    pair = measure.time_pair(ours, peer, 10.0)
+    assert pair.ratio_low <= 1.5 <= pair.ratio_high
+    assert pair.ratio_high / pair.ratio_low < 1.02
+    assert pair.ours.ms > 1.02
+
+
+def test_warming_up_lasts_until_two_windows_agree(device: FakeDevice) -> None:
+    """For the first second of its time the device is slower, the more the earlier."""
+    ours = device.kernel("a", lambda now: 1.0 + max(0.0, 1.0 - now / 1e3))
+    found = measure.time_call(ours, 1.0)
+    assert (found.ms, found.high_ms) == pytest.approx((1.0, 1.0), abs=0.02)
+    assert found.notes == []
+
+
+def test_what_never_settles_is_measured_and_noted(device: FakeDevice) -> None:
+    found = measure.time_call(device.kernel("a", lambda now: 1.0 + now / 1e3), 1.0)
+    assert found.notes[0].startswith("two windows still differ by ")
+
+
+@pytest.mark.parametrize("failure", [None, RuntimeError("no CUPTI")])
+def test_a_blind_profiler_falls_back_to_events_and_says_so(
+    device: FakeDevice, monkeypatch: pytest.MonkeyPatch, failure: Exception | None
+) -> None:
+    def observe(run: Callable[[], object], calls: int) -> None:
+        run()
+        if failure:
+            raise failure
+
+    monkeypatch.setattr(timing, "observe", observe)
+    pair = measure.time_pair(device.kernel("a", 1.0), device.kernel("b", 2.0), 1.0)
+    assert (pair.ours.clock, pair.ours.ms, pair.ours.event_ms) == ("events", pytest.approx(1.005), pytest.approx(1.005))
+    assert pair.notes[0].startswith("times are by CUDA events: the profiler")
+
+
+def test_one_empty_session_of_the_profiler_is_repeated(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    def observe(run: Callable[[], object], calls: int) -> list[list[KernelEvent]] | None:
+        found = device.observe(run, calls)
+        return None if device.sessions == 1 else found
+
+    monkeypatch.setattr(timing, "observe", observe)
+    found = measure.time_call(device.kernel("a", 1.0), 1.0)
+    assert (found.clock, found.ms, found.notes) == ("kernels", pytest.approx(1.0), [])
+
+
+@pytest.mark.parametrize("when", [1, 60, 300])
+def test_an_exception_of_the_kernel_passes_through(device: FakeDevice, when: int) -> None:
+    """In the warm-up, under the profiler and in the calls back to back."""
+    calls: list[int] = []
+
+    def ours() -> None:
+        calls.append(1)
+        if len(calls) == when:
+            raise KernelFault(Verdict.RUNTIME_ERROR, "broken")
+        device.work("ours", 5.0)
+
+    with pytest.raises(KernelFault):
+        measure.time_call(ours, 0.5)
+
+
+def test_a_call_without_kernels_has_no_ratio(device: FakeDevice) -> None:
+    pair = measure.time_pair(lambda: None, device.kernel("b", 1.0), 1.0)
+    assert (pair.ours.ms, pair.ratio, pair.ratio_low) == (0.0, None, None)
+
+
+def test_without_a_peer_only_ours_is_timed(device: FakeDevice) -> None:
+    pair = measure.time_pair(device.kernel("a", 1.0), None, 1.0)
+    assert (pair.ours.ms, pair.peer, pair.ratio) == (pytest.approx(1.0), None, None)
+
+
+@pytest.mark.parametrize("works", [30, 200, 10**6])
+def test_a_kernel_that_stops_working_is_found_out(device: FakeDevice, works: int) -> None:
+    """Whichever calls are looked at: the last of each window is, and the calls back to back are."""
+    state: dict[str, Any] = {"output": 0, "calls": 0}
+
+    def ours() -> None:
+        state["calls"] += 1
+        if state["calls"] <= works:
+            state["output"] = 1
+        device.work("ours", 1.0)
+
+    hooks = timing.Hooks(before=lambda: state.update(output=0), holds=lambda: state["output"] == 1)
+    wrong = measure.time_pair(ours, device.kernel("b", 1.0), 1.0, hooks).wrong_calls
+    assert (wrong == 0) == (works == 10**6)
