@@ -101,6 +101,7 @@ def prefill(num_qo_heads, num_kv_heads, dim, causal, BLOCK_M, BLOCK_N, threads, 
     tokens = BLOCK_M // pack
     head_tiles = num_qo_heads // pack
     factor = math.log2(math.e) / math.sqrt(dim)  # exp(s / sqrt(d)) = exp2(s * factor)
+    registers = 240 if threads <= 256 else 160  # of a computing thread: 65536, less 24 for each of 128 that load
     total_q = T.dynamic("total_q")
     offsets = T.dynamic("offsets")  # batch_size + 1
     rows = T.dynamic("rows")
@@ -132,7 +133,7 @@ def prefill(num_qo_heads, num_kv_heads, dim, causal, BLOCK_M, BLOCK_N, threads, 
 
             if num_stages > 0:  # the loading warpgroup leaves its registers to the two that compute: no spills
                 T.annotate_producer_reg_dealloc(24)
-                T.annotate_consumer_reg_alloc(240)
+                T.annotate_consumer_reg_alloc(registers)
 
             tile = block // head_tiles
             head_0 = block % head_tiles * pack

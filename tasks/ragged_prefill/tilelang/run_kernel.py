@@ -39,6 +39,7 @@ def prefill(num_qo_heads, num_kv_heads, dim_qk, dim_vo, causal, BLOCK_M, BLOCK_N
     tokens = BLOCK_M // pack
     head_tiles = num_qo_heads // pack
     factor = math.log2(math.e) / math.sqrt(dim_qk)  # exp(s / sqrt(d)) = exp2(s * factor)
+    registers = 240 if threads <= 256 else 160  # of a computing thread: 65536, less 24 for each of 128 that load
     total_q = T.dynamic("total_q")
     total_kv = T.dynamic("total_kv")
     offsets = T.dynamic("offsets")  # batch_size + 1
@@ -70,7 +71,7 @@ def prefill(num_qo_heads, num_kv_heads, dim_qk, dim_vo, causal, BLOCK_M, BLOCK_N
 
             if num_stages > 0:  # the loading warpgroup leaves its registers to the two that compute: no spills
                 T.annotate_producer_reg_dealloc(24)
-                T.annotate_consumer_reg_alloc(240)
+                T.annotate_consumer_reg_alloc(registers)
 
             tile = block // head_tiles
             head_0 = block % head_tiles * pack
