@@ -18,6 +18,7 @@ _SUITE_FILES = {
     "large": "large_config.py",
 }
 SUITES = tuple(_SUITE_FILES)
+VARIANTS = ("plain", "hopper", "all")  # the file to paste, the one beside it, both
 
 
 def tasks() -> list[str]:
@@ -43,6 +44,13 @@ def check_language(name: str) -> str:
     """`name` if it is a language, else KitError with the nearest one."""
     if name not in LANGUAGES:
         raise _unknown("LANG", name, LANGUAGES, ExitCode.UNKNOWN_LANGUAGE)
+    return name
+
+
+def check_variant(name: str) -> str:
+    """`name` if it says which of a language's files is meant, else KitError with the nearest one."""
+    if name not in VARIANTS:
+        raise _unknown("VARIANT", name, VARIANTS, ExitCode.USAGE)
     return name
 
 

@@ -63,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--device", help="maca, cuda or cpu; what the machine has by default")
     check.add_argument("--config", help="a problem package of your own instead of a suite")
     check.add_argument("--file", help="a submission of your own instead of the kit's")
+    check.add_argument("--variant", default="plain", help="plain: the file to paste; hopper: hopper.* beside it; all")
     check.add_argument("--jobs", help="worker processes at a time")
     check.add_argument("--repeat", help="judge each case that often, each time on other data")
     check.add_argument("--no-lint", dest="lint", action="store_false", help="run what the judge's sandbox would refuse")
@@ -132,6 +133,7 @@ def _check(options: argparse.Namespace, words: list[str]) -> int:
         repeat=options.repeat,
         lint=options.lint,
         time=options.time,
+        variant=options.variant,
     )
     started = time.monotonic()
     todo = plan.make(request)

@@ -43,6 +43,7 @@ from harness.verdict import CaseResult, KernelFault, KitError, Verdict
 if TYPE_CHECKING:
     from harness.runner import Job
 
+Timer = Callable[..., timing.PairTime]  # called and raising as timing.pair
 SHIFT = 7919  # added to every seed of the package for the second set of data
 REPEAT_SHIFT = 104729  # and for each repetition of the whole case
 LATE_S = 0.02  # how long a run may have work left elsewhere before its output is read a second time
@@ -84,6 +85,7 @@ def run_case(
     device: Device,
     phase: Callable[[str], None],
     again: int = 0,
+    timer: Timer | None = None,
 ) -> CaseResult:
     """Judge one case. A fault of the submission, the package or the contract is in the record and raises nothing.
 
@@ -91,6 +93,7 @@ def run_case(
         verdict means finite, written, in bounds, repeatable, and accepted by the package's check on other data too.
     phase: called with the name of each phase as it begins.
     again: how many times the case was judged before; each time has data of its own, and only the first is timed.
+    timer: what takes the time on a GPU; timing.pair by default.
     """
     result = CaseResult(job.task, job.language, job.variant, job.suite, case.id, case.label, required=job.required)
     result.notes += submission.notes
@@ -98,6 +101,7 @@ def run_case(
     trial.exact = contract is not None and contract.exact_allocations and job.language == "cuda"
     trial.timed = device.is_gpu and bool(job.settings.get("time", True)) and not again
     trial.base = again * REPEAT_SHIFT
+    trial.timer = timer or timing.pair
     trial.budget_s = float(job.settings.get("time_budget_s", TIMING_BUDGET_S))
     try:
         trial.go()
@@ -135,6 +139,7 @@ class _Trial:
         self.package, self.case, self.submission, self.contract = package, case, submission, contract
         self.device, self.result = device, result
         self.exact, self.timed, self.budget_s = False, False, TIMING_BUDGET_S
+        self.timer: Timer = timing.pair
         self.findings: list[Finding] = []
         self._announce, self._phase = phase, "generate"
         self._judged = False
@@ -222,7 +227,7 @@ class _Trial:
             self._plain(first)
             self.note("no reference for this task: strict means finite, written, in bounds and repeatable")
         second = self._second_seed()
-        if self.timed and not self.findings:
+        if self.timed and not self.findings and self.result.judge is Verdict.PASS:
             self._time(second if second is not None else first, timed_baseline=baseline)
 
     # -- running ---------------------------------------------------------------------------------------------------
@@ -440,9 +445,9 @@ class _Trial:
         hooks = timing.Hooks(before=lambda: self.buffers.repoison(0), holds=unchanged)
         if timed_baseline:
             with self.package.baseline_call(self.case, self.buffers.originals()) as baseline:
-                times = timing.pair(ours, baseline, self.budget_s, workload, hooks)
+                times = self.timer(ours, baseline, self.budget_s, workload, hooks)
         else:
-            times = timing.pair(ours, self._peer(), self.budget_s, workload, hooks)
+            times = self.timer(ours, self._peer(), self.budget_s, workload, hooks)
         self._look_for_tampering()
         self.findings += self.buffers.damage()
         self.findings += self.buffers.mutated()
@@ -453,6 +458,7 @@ class _Trial:
             )
         self.result.ours_ms, self.result.baseline_ms = times.ours_ms, times.baseline_ms
         self.result.notes += times.notes
+        self.result.figures = times.figures
         if times.suspicion:
             self.found(Verdict.SUSPECT_TIME, times.suspicion)
         elif times.baseline_ms is not None and not self.findings:

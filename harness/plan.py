@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import itertools
 import json
 import os
 import shlex
@@ -17,6 +18,7 @@ from harness.runner import Job
 from harness.verdict import CaseResult, ExitCode, KitError
 
 GPU_SUITES = ("judge", "live", "large")
+HOPPER = "hopper"  # the variant beside the file to paste, for compute capability 9.x
 OWN_CONFIG = "config"  # what the suite is called when the user gave a package of their own
 LANGUAGE_NAMES = {"cuda": "C++", "triton": "Triton", "tilelang": "TileLang"}
 _PYTHON_LANGUAGES = ("triton", "tilelang")  # each needs the package of its own name
@@ -38,7 +40,7 @@ except KitError as error:
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """The options of `check` as given; None where the user said nothing."""
+    """The options of `check` or `bench` as given; None where the user said nothing."""
 
     task: str | None = None
     language: str | None = None
@@ -53,11 +55,13 @@ class Request:
     repeat: str | None = None
     lint: bool = True
     time: bool = True
+    variant: str = "plain"  # of catalog.VARIANTS
 
     def again(self, result: CaseResult) -> str:
         """The command that runs one case again."""
         words = ["make", "check", f"TASK={result.task}", f"LANG={result.language}"]
         words += [f"CASES={result.case}"] if result.case else []
+        words += ["VARIANT=hopper"] if result.variant == HOPPER else []
         given = {"SUITE": self.suite, "DEVICE": self.device, "CONFIG": self.config, "FILE": self.file}
         words += [f"{name}={value}" for name, value in given.items() if value]
         return " ".join(shlex.quote(word) for word in words)
@@ -126,14 +130,18 @@ def _may_have_gpu() -> bool:
     return any(Path("/dev").glob("nvidia*")) or Path("/dev/dxg").exists() or devices.has_maca()
 
 
-def make(request: Request) -> Plan:
-    """Check the request and lay out its jobs, one per task, language and variant. Raises KitError."""
+def make(request: Request, device: Device | None = None) -> Plan:
+    """Check the request and lay out its jobs, one per task, language and variant. Raises KitError.
+
+    device: what `pick_device` gave for it, where somebody has asked already.
+    """
     tasks = [catalog.check_task(request.task)] if request.task else catalog.tasks()
     chosen = [catalog.check_language(request.language)] if request.language else list(catalog.LANGUAGES)
     cases = parse_cases(request.cases) if request.cases else None
     config = _own_config(request)
     file = own_file(request)
-    device = pick_device(request.device)
+    device = device or pick_device(request.device)
+    files = _files(request, device)
     suite = OWN_CONFIG if config else request.suite or ("judge" if device.is_gpu else "tiny")
     _check_suite_runs(request, suite, device)
     parallel, repeat = _parallel(request, device), _repeat(request)
@@ -142,17 +150,19 @@ def make(request: Request) -> Plan:
     named = bool(request.task and request.language)
     for task in tasks:
         path = config or _suite_or_none(task, suite, must_exist=request.task is not None)
-        for language in chosen:
-            submission = file or catalog.submission_path(task, language)
+        for language, beside in itertools.product(chosen, files):
+            submission = file or catalog.submission_path(task, language, beside)
+            if beside and request.variant == "all" and not submission.is_file():
+                continue
             reason = _missing_file(task, language, suite, path, submission)
             if not reason and not _has_package(language):
                 reason = f"{language} is not installed in this environment; `make env` tries again to install it."
                 if request.language:
                     raise KitError(f"LANG={language}: {reason}", ExitCode.ENVIRONMENT)
             if reason:
-                plan.skipped.append(CaseResult(task, language, "", suite, 0, detail=reason, required=named))
+                plan.skipped.append(CaseResult(task, language, beside, suite, 0, detail=reason, required=named))
                 continue
-            for variant in languages.module(language).variants(device):
+            for variant in (beside,) if beside else languages.module(language).variants(device):
                 plan.jobs.append(
                     Job(
                         task=task,
@@ -174,6 +184,21 @@ def make(request: Request) -> Plan:
                     )
                 )
     return plan
+
+
+def _files(request: Request, device: Device) -> tuple[str, ...]:
+    """Which of a language's files are meant: "" for the one to paste, HOPPER for the one beside it."""
+    wanted = catalog.check_variant(request.variant)
+    has_hopper = device.tuning.startswith("sm9")
+    if wanted == HOPPER and not has_hopper:
+        raise KitError(
+            f"VARIANT={HOPPER}: its kernels need an NVIDIA GPU of compute capability 9.x, and this is {device.name} "
+            f"({device.tuning}); leave VARIANT out for the file to paste.",
+            ExitCode.NEEDS_DEVICE,
+        )
+    if wanted == HOPPER:
+        return (HOPPER,)
+    return ("", HOPPER) if wanted == "all" and has_hopper and not request.file else ("",)
 
 
 def _missing_file(task: str, language: str, suite: str, config: Path | None, submission: Path) -> str:

@@ -76,6 +76,7 @@ class PairTime:
     suspicion: str = ""
     wrong_calls: list[int] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
+    figures: dict[str, Any] = dataclasses.field(default_factory=dict)  # whatever else a timer found, plain JSON
 
 
 class Peaks(NamedTuple):

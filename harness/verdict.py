@@ -112,6 +112,7 @@ class CaseResult:
     said: str = ""  # what the package's check printed
     output: str = ""  # what the submission printed, head and tail
     notes: list[str] = dataclasses.field(default_factory=list)
+    figures: dict[str, Any] = dataclasses.field(default_factory=dict)  # what `bench` measured beyond the times
     counts: dict[str, Any] = dataclasses.field(default_factory=dict)  # the simulator's counters, summed over launches
     required: bool = False  # task and language were both named by the user: a skip is then a failure
 

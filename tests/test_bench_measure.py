@@ -88,7 +88,7 @@ def test_two_constant_calls(device: FakeDevice) -> None:
     assert (pair.ours.ms, pair.ours.low_ms, pair.ours.high_ms) == pytest.approx((1.0, 1.0, 1.0))
     assert (pair.peer.ms, pair.ratio, pair.ratio_low, pair.ratio_high) == pytest.approx((2.0, 2.0, 2.0, 2.0))
     assert (pair.ours.event_ms, pair.peer.event_ms) == pytest.approx((1.005, 2.005))
-    assert (pair.ours.clock, pair.stopped, pair.wrong_calls, pair.notes) == ("kernels", "precise", 0, [])
+    assert (pair.ours.clock, pair.stopped, pair.wrong_calls, pair.notes) == ("kernels", "precise", [], [])
     assert pair.ours.host_ms == pytest.approx(1.0, rel=0.02)
     assert (pair.ours.host_calls, pair.peer.host_calls) == (1000, 998)  # as many as fit into 2 s
 
@@ -221,4 +221,5 @@ def test_a_kernel_that_stops_working_is_found_out(device: FakeDevice, works: int
 
     hooks = timing.Hooks(before=lambda: state.update(output=0), holds=lambda: state["output"] == 1)
     wrong = measure.time_pair(ours, device.kernel("b", 1.0), 1.0, hooks).wrong_calls
-    assert (wrong == 0) == (works == 10**6)
+    assert all(call >= works for call in wrong)
+    assert (wrong == []) == (works == 10**6)

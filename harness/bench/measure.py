@@ -61,8 +61,8 @@ class Measured:
 class Pair:
     """Two calls measured in turn; `ratio` is peer / ours (above 1: ours is faster) with its 95 % interval.
 
-    The ratio is None without a peer, and when a call launched no kernel. wrong_calls: looks at ours' output in which it
-    did not hold.
+    The ratio is None without a peer, and when a call launched no kernel. wrong_calls: which
+    calls of ours, from 0, left an output that did not hold.
     """
 
     ours: Measured
@@ -70,7 +70,7 @@ class Pair:
     ratio: float | None
     ratio_low: float | None
     ratio_high: float | None
-    wrong_calls: int
+    wrong_calls: list[int]
     stopped: str
     notes: list[str]
 
@@ -123,7 +123,8 @@ class _Series:
         self.calls, self.hooks = calls, hooks
         self.order = (0, 1, 1, 0) if len(calls) == 2 else (0, 0)
         self.rounds: list[Round] = []
-        self.wrong = 0
+        self.made = 0  # calls of ours
+        self.wrong: list[int] = []
         self.clock = "kernels"
         self.notes: list[str] = []
 
@@ -137,6 +138,7 @@ class _Series:
                 self.hooks.before()
             host_ms, host_calls = host_time(call)
             if kind == 0:
+                self.made += host_calls
                 self._look()
             times = self._of(kind, self.rounds)
             median, low, high = stats.median_interval(times)
@@ -159,14 +161,15 @@ class _Series:
 
     def _look(self) -> None:
         timing.finish_device()
-        self.wrong += not self.hooks.holds()
+        if not self.hooks.holds():
+            self.wrong.append(self.made - 1)
 
     # -- windows ---------------------------------------------------------------------------------------------------
 
     def _by_events(self, number: int) -> list[Round]:
         """A window of rounds, timed by events. The output of ours is looked at after two of its calls."""
         looked_at = {number * 2 - 1, _random.randrange(number * 2)}
-        events, ours = [], 0
+        events, first = [], self.made
         for _ in range(number):
             for kind in self.order:
                 if kind == 0:
@@ -175,9 +178,9 @@ class _Series:
                 events.append(timing.timed(self.calls[kind]))
                 timing.mark()
                 if kind == 0:
-                    if ours in looked_at:
+                    self.made += 1
+                    if self.made - 1 - first in looked_at:
                         self._look()
-                    ours += 1
         timing.finish_device()
         times, width = list(map(timing.elapsed_ms, events)), len(self.order)
         return [tuple(times[at : at + width]) for at in range(0, len(times), width)]
