@@ -653,7 +653,7 @@ constexpr int kFragsM = kBlockM / 16 / kTiling.waves_m, kFragsN = kBlockN / 16 /
 constexpr int kBytesA = kBlockM * kBlockK, kBytesB = kBlockN * kBlockK;
 constexpr int kBytesShared = kTiling.buffers * (kBytesA + kBytesB);
 static_assert(kBytesShared <= 64 << 10, "a block of the C500 has 64 KiB of shared memory");
-static_assert(128 % kBlockN == 0 && 128 % kBlockK == 0, "N and K are multiples of 128 only");
+static_assert(128 % kBlockN == 0 && kBlockK == 128, "N is a multiple of 128; a tile's rows are permuted in 128 bytes");
 static_assert(arch::kWave == 64 || kTiling.buffers > 1, "cp.async writes while the tile before is read");
 
 // ---- Kernels -------------------------------------------------------------------------------------------------------
