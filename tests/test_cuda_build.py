@@ -63,6 +63,10 @@ def test_rewriting_keeps_every_line() -> None:
     assert "// <<< not one" in out
 
 
+def test_a_path_is_one_line_of_the_rewritten_file() -> None:
+    assert rewrite("int x;\n", 'a\n"b"\\c.cu') == '#line 1 "a\\n\\"b\\"\\\\c.cu"\nint x;\n'
+
+
 def test_closing_template_brackets_are_no_launch() -> None:
     text = "std::vector<std::vector<std::vector<int>>> v; int a = b << 2 >> 1;"
     assert body(text) == text

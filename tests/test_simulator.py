@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from simulated import FOLDER, load, runner
 from torch import Tensor
 
+from harness import devices, languages
 from harness.verdict import KernelFault, Verdict
 
 LANES = torch.arange(64)
@@ -316,6 +318,20 @@ def test_planted_fault_is_found_and_named(which: int) -> None:
 )
 def test_what_is_no_fault_is_let_through(which: int, want: Tensor) -> None:
     assert torch.equal(faulty(which), want)
+
+
+def test_a_fault_is_named_with_its_line_wherever_the_file_lies(tmp_path: Path) -> None:
+    folder = tmp_path / 'my "核" dir (discriminator 3): 7'
+    folder.mkdir()
+    text = (
+        "#include <cuda_runtime.h>\n__global__ void past_the_end(float* y) {\n  y[threadIdx.x + 1] = 1;\n}\n"
+        'extern "C" void run_kernel(float* y) {\n  past_the_end<<<1, 64>>>(y);\n}\n'
+    )
+    (folder / "内核 1.cu").write_text(text, encoding="utf-8")
+    submission = languages.load("cuda", folder / "内核 1.cu", ("y",), devices.pick("cpu"), "wave64", {})
+    with pytest.raises(KernelFault) as caught:
+        submission.run([torch.zeros(64)])
+    assert caught.value.message.startswith("内核 1.cu:3: past_the_end, block (0,0,0), thread (63,0,0): writes 4 bytes")
 
 
 def test_a_fault_ends_its_run_only() -> None:

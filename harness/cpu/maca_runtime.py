@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -89,13 +90,15 @@ class Simulator:
         addresses = [hex(frames[i] - 1) for i in range(count)]
         try:
             command = ["addr2line", "-f", "-C", "-i", "-e", str(self._path), *addresses]
-            lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+            done = subprocess.run(command, capture_output=True, check=True)
         except (OSError, subprocess.CalledProcessError):
             return ""
+        lines = os.fsdecode(done.stdout).split("\n")
         own = []
+        start = f"{self._source}:"
         for function, place in zip(lines[::2], lines[1::2], strict=False):
-            file, _, number = place.partition(" ")[0].rpartition(":")
-            if file == str(self._source) and number.isdigit() and "{lambda((auto:1&)...)#" not in function:
+            number = place[len(start) :].partition(" ")[0]  # what may follow: " (discriminator 2)"
+            if place.startswith(start) and number.isdecimal() and "{lambda((auto:1&)...)#" not in function:
                 own.append(number)  # all but the launch itself
         if not own:
             return ""

@@ -217,5 +217,5 @@ def rewrite(source: str, path: str) -> str:
     _spellings(tokens)
     _launch_bounds(tokens)
     _launches(tokens)
-    escaped = path.replace("\\", "\\\\").replace('"', '\\"')
+    escaped = path.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'#line 1 "{escaped}"\n' + "".join(token.text for token in tokens)
