@@ -28,11 +28,14 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from harness.faults import PackageError, is_device_fault, is_out_of_memory
 from harness.runner import Job
 from harness.verdict import CaseResult, KernelFault, KitError, Verdict
+
+if TYPE_CHECKING:
+    from harness.devices import Device
 
 # Bound now, before any foreign code can replace them.
 _write, _read, _dumps, _getpid, _exit = os.write, os.read, json.dumps, os.getpid, os._exit
@@ -115,7 +118,12 @@ class JudgeSession:
         job, contract = self._job, self._contract
         if job.settings.get("lint", True):
             gate.admit(Path(job.submission), job.language)
-        if self._device.is_gpu:
+        self._timer = timing.pair
+        if "bench" in job.settings:
+            from harness.bench import trial
+
+            self._timer = trial.timer(job.settings["bench"], self._device.kind)
+        elif self._device.is_gpu:
             timing.calibrate()  # while nobody else can have a hand in it
         tamper.snapshot()
         settings = {**job.settings, "outputs": contract.outputs}
@@ -131,7 +139,15 @@ class JudgeSession:
         first: CaseResult | None = None
         for again in range(repeat):
             result = self._judge.run_case(
-                self._job, self._package, case, self._submission, self._contract, self._device, phase, again
+                self._job,
+                self._package,
+                case,
+                self._submission,
+                self._contract,
+                self._device,
+                phase,
+                again,
+                self._timer,
             )
             first = first or result
             margins.append(result.margin or 0.0)
@@ -146,18 +162,23 @@ class JudgeSession:
         return result
 
     def lost(self) -> bool:
-        if not self._device.is_gpu:
-            return False
-        import torch
+        return is_lost(self._device)
 
-        try:
-            torch.cuda.synchronize()
-            torch.ones(1, device=self._device.torch_name).item()
-        except torch.OutOfMemoryError:
-            return False
-        except Exception:
-            return True
+
+def is_lost(device: Device) -> bool:
+    """True when a device no longer answers this process."""
+    if not device.is_gpu:
         return False
+    import torch
+
+    try:
+        torch.cuda.synchronize()
+        torch.ones(1, device=device.torch_name).item()
+    except torch.OutOfMemoryError:
+        return False
+    except Exception:
+        return True
+    return False
 
 
 def explain(error: BaseException, phase: str, submission: Path) -> tuple[Verdict, str]:
