@@ -69,6 +69,11 @@ def reference_path(task: str) -> Path:
     return TASKS / task / "reference.py"
 
 
+def grids_path(task: str) -> Path:
+    """The task's grids of points to time libraries on. It need not exist."""
+    return TASKS / task / "grids.py"
+
+
 def submission_path(task: str, language: str, variant: str = "") -> Path:
     """The file to paste, or with variant "hopper" the file beside it. It need not exist."""
     suffix = ".cu" if language == "cuda" else ".py"

@@ -77,8 +77,9 @@ class Plan:
     parallel: int
 
 
-def parse_cases(text: str) -> list[int]:
-    """ "1,3-5" -> [1, 3, 4, 5]; KitError names the part that is no case number or range."""
+def parse_cases(text: str, variable: str = "CASES") -> list[int]:
+    """ "1,3-5" -> [1, 3, 4, 5]; KitError names the part of the variable that is no number or range."""
+    noun = variable.lower().removesuffix("s")
     chosen: set[int] = set()
     for part in text.split(","):
         first, dash, last = (piece.strip() for piece in part.partition("-"))
@@ -86,14 +87,15 @@ def parse_cases(text: str) -> list[int]:
         # isdecimal alone accepts digits of other scripts, which int() then accepts too: no harm, but no use.
         if not (first.isascii() and first.isdecimal() and last.isascii() and last.isdecimal()):
             raise KitError(
-                f"CASES={text}: {part.strip() or 'an empty part'} is no case; write numbers and ranges, as in 1,3-5."
+                f"{variable}={text}: {part.strip() or 'an empty part'} is no {noun}; "
+                "write numbers and ranges, as in 1,3-5."
             )
         if int(first) < 1:
-            raise KitError(f"CASES={text}: cases count from 1.")
+            raise KitError(f"{variable}={text}: {noun}s count from 1.")
         if int(last) < int(first):
-            raise KitError(f"CASES={text}: the range {part.strip()} runs backwards; write {last}-{first}.")
+            raise KitError(f"{variable}={text}: the range {part.strip()} runs backwards; write {last}-{first}.")
         if int(last) - int(first) > 9999:
-            raise KitError(f"CASES={text}: the range {part.strip()} is longer than any suite.")
+            raise KitError(f"{variable}={text}: the range {part.strip()} is longer than any suite.")
         chosen.update(range(int(first), int(last) + 1))
     return sorted(chosen)
 
