@@ -9,7 +9,7 @@ PYTHON ?= python3
 
 # LANG is the locale variable of every shell as well: it names a language only where make's own command line gave it,
 # and in neither meaning does it reach a child. Values go to the commands as KIT_*, unexpanded, never pasted into shell text.
-VARIABLES := TASK LANG SUITE CASES DEVICE CONFIG FILE JSON COUNTS JOBS REPEAT NOTIME PYTHON EXTRA
+VARIABLES := TASK LANG SUITE CASES DEVICE CONFIG FILE JSON COUNTS JOBS REPEAT NOTIME ROW PLAN PYTHON EXTRA
 ifneq ($(origin LANG),command line)
 LANG :=
 endif
@@ -29,7 +29,7 @@ endif
 bootstrap = "$$KIT_PYTHON" -m harness.bootstrap
 python := .venv/bin/python
 
-.PHONY: help check mutants lint lint-compat test lint-code env clean
+.PHONY: help check mutants tune lint lint-compat test lint-code env clean
 
 help: ## this list
 	@echo "make COMMAND [VARIABLE=value ...]"
@@ -49,6 +49,8 @@ help: ## this list
 #: JOBS=n           worker processes at a time (one per core without a GPU, one on a GPU)
 #: REPEAT=n         judge each case n times, each time on other data
 #: NOTIME=1         on a GPU: check only, time nothing (JOBS may then be more than one)
+#: ROW=name         for tune: c500 or sm90, the row of the tuning table (the device's own)
+#: PLAN=1           for tune: list the candidates and what rules them out, run nothing; needs no GPU
 #: PYTHON=path      the Python to make .venv with, for every command (python3)
 #: EXTRA=name       for env: flashinfer, flash-attn, test or lint
 check: ## run the submissions against a suite, both verdicts per case
@@ -62,6 +64,12 @@ mutants: ## run submissions that are wrong on purpose: each must be rejected by 
 	@$(bootstrap)
 	@$(python) -m harness mutants $${KIT_TASK:+"--task=$$KIT_TASK"} $${KIT_LANG:+"--lang=$$KIT_LANG"} \
 	  $${KIT_DEVICE:+"--device=$$KIT_DEVICE"} $${KIT_JOBS:+"--jobs=$$KIT_JOBS"}
+
+tune: ## time other values of a kernel's parameters on this GPU, print the row to paste; needs TASK, LANG; takes ROW, PLAN
+	@$(bootstrap)
+	@$(python) -m harness tune $${KIT_TASK:+"--task=$$KIT_TASK"} $${KIT_LANG:+"--lang=$$KIT_LANG"} \
+	  $${KIT_SUITE:+"--suite=$$KIT_SUITE"} $${KIT_CASES:+"--cases=$$KIT_CASES"} $${KIT_DEVICE:+"--device=$$KIT_DEVICE"} \
+	  $${KIT_ROW:+"--row=$$KIT_ROW"} $${KIT_PLAN:+--plan}
 
 lint: ## what the judge's sandbox or a C500 would refuse, and what the c500 rows need; takes TASK, LANG, FILE, JSON, JOBS
 	@$(bootstrap)

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from harness import catalog, console, journal, lint_cli, mutants, plan, runner
+from harness.tune import cli as tune_cli
 from harness.verdict import CaseResult, ExitCode, KitError, exit_code
 
 
@@ -72,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--counts", action="store_true", help="show the simulator's counters")
     check.add_argument("--json", action="store_true", help="one JSON document on stdout and nothing else")
     lint_cli.add(commands)
+    tune_cli.add(commands)
     wrong = commands.add_parser(
         "mutants", allow_abbrev=False, help="run submissions that are wrong on purpose: each must be rejected by name"
     )
