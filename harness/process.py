@@ -98,6 +98,7 @@ class Worker:
         self.finished = False  # it said that it is done, or that its device is lost
         self.delivered: list[int] = []
         self.printed = Capture()
+        self.notice: Callable[[Worker], None] = lambda worker: None  # told of every count and phase
         self._token = secrets.token_hex(16)
         self._mark = secrets.token_hex(16)
         self._pending = b""
@@ -203,6 +204,7 @@ class Worker:
         event = message["event"]
         if event == "count":
             self.count = int(message["n"])
+            self.notice(self)
         elif event == "phase":
             now = time.monotonic()
             case = int(message["case"])
@@ -211,6 +213,7 @@ class Worker:
             else:
                 self._spent[self.phase in _COMPILE_PHASES] += now - self._clock
             self.case, self.phase, self.label, self._clock = case, str(message["phase"]), str(message["label"]), now
+            self.notice(self)
         elif event == "result":
             result = CaseResult.from_json(message["record"])
             if self.printed.count <= OUTPUT_LIMIT:  # else `watch` gives the verdict

@@ -57,7 +57,12 @@ class Job:
 
 
 def _run_job(
-    job: Job, deliver: Callable[[CaseResult], None], stop: threading.Event, command: Sequence[str], parallel: int
+    job: Job,
+    deliver: Callable[[CaseResult], None],
+    stop: threading.Event,
+    command: Sequence[str],
+    parallel: int,
+    notice: Callable[[Worker], None],
 ) -> None:
     """All cases of one job, each reported exactly once, by as many workers as it takes.
 
@@ -74,6 +79,7 @@ def _run_job(
     remaining = wanted
     while True:
         worker = Worker(job, remaining, command, parallel)
+        worker.notice = notice
         failure = worker.watch(once, stop)
         if wanted is None and worker.count is not None:
             wanted = list(range(1, worker.count + 1))
@@ -97,11 +103,13 @@ def run_jobs(
     on_result: Callable[[CaseResult], None],
     parallel: int = 1,
     command: Sequence[str] = WORKER,
+    notice: Callable[[Worker], None] = lambda worker: None,
 ) -> list[CaseResult]:
     """Run the jobs, `parallel` at a time, and give their results in the order of jobs and cases.
 
     `on_result` is called in the calling thread, in order of arrival. Whatever ends the call, an interrupt from the
-    keyboard or an error of `on_result` included, no worker process outlives it. `command` starts a worker.
+    keyboard or an error of `on_result` included, no worker process outlives it. `command` starts a worker. `notice` is
+    called in other threads with a worker whose count of cases, case or phase has changed.
     """
     inbox: queue.Queue[tuple[int, CaseResult] | BaseException | None] = queue.Queue()
     stop = threading.Event()
@@ -117,7 +125,7 @@ def run_jobs(
                     number, job = waiting.popleft()
                 except IndexError:
                     return
-                _run_job(job, functools.partial(put, number), stop, command, parallel)
+                _run_job(job, functools.partial(put, number), stop, command, parallel, notice)
         except Interrupted:
             pass
         except BaseException as error:

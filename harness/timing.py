@@ -183,10 +183,15 @@ def calibrate() -> Peaks:
     return peaks
 
 
+def roofline_ms(workload: Mapping[str, Any], peaks: Peaks) -> tuple[float, str]:
+    """The time in ms that a workload {"flops", "bytes", "dtype"} takes at the peaks, and the "bytes" or "operations"."""
+    compute, memory = workload["flops"] / peaks.ops_per_s[workload["dtype"]], workload["bytes"] / peaks.bytes_per_s
+    return float(max(compute, memory)) * 1e3, "operations" if compute > memory else "bytes"
+
+
 def floor_ms(workload: Mapping[str, Any], peaks: Peaks) -> float:
-    """The least time in ms that a workload {"flops", "bytes", "dtype"} can take on a device with these peaks."""
-    compute = workload["flops"] / peaks.ops_per_s[workload["dtype"]]
-    return float(max(compute, workload["bytes"] / peaks.bytes_per_s)) / ALLOWANCE * 1e3
+    """The least time in ms that is believed of a workload on a device with these peaks."""
+    return roofline_ms(workload, peaks)[0] / ALLOWANCE
 
 
 def doubt(ours_ms: float, call_ms: float, busy_ms: float, workload: Mapping[str, Any] | None, peaks: Peaks) -> str:
