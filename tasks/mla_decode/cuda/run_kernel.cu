@@ -917,7 +917,7 @@ __global__ void __launch_bounds__(Config<kRowGroups>::kThreads) mla_decode(const
 
 // One block per (head, sequence): thread (x, y) has four columns and every kReaders-th part.
 template <int kReaders>
-__global__ void __launch_bounds__(kDimCkv / 4 * kReaders, 1) combine(const Args args) {
+__global__ void __launch_bounds__(kDimCkv / 4 * kReaders) combine(const Args args) {
     __shared__ float4 sums[kReaders][kDimCkv / 4];
     __shared__ float most_of[kReaders], total_of[kReaders];
     const int head = blockIdx.x % args.num_heads, sequence = blockIdx.x / args.num_heads;
@@ -927,17 +927,27 @@ __global__ void __launch_bounds__(kDimCkv / 4 * kReaders, 1) combine(const Args 
 
     float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
     float most = kNoScore, total = 0.0f;
-#pragma unroll 4
-    for (int split = y; split < plan.y; split += kReaders) {
-        const int64_t row = static_cast<int64_t>(plan.x + split) * args.num_heads + head;
-        const float lse = args.lse[row];
-        const float4 value = arch::at<float4>(args.partial + row * kDimCkv, 16 * x);
-        const float largest = fmaxf(most, lse);
-        const float old = exp2f(most - largest), fresh = exp2f(lse - largest);
-        sum = {sum.x * old + value.x * fresh, sum.y * old + value.y * fresh, sum.z * old + value.z * fresh,
-               sum.w * old + value.w * fresh};
-        total = total * old + fresh;
-        most = largest;
+    for (int split = y; split < plan.y; split += 4 * kReaders) {
+        float lse[4], largest = most;
+        float4 value[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {  // four parts in flight; one past the end is the first again, without weight
+            const int part = split + i * kReaders < plan.y ? split + i * kReaders : split;
+            const int64_t row = static_cast<int64_t>(plan.x + part) * args.num_heads + head;
+            value[i] = arch::at<float4>(args.partial + row * kDimCkv, 16 * x);
+            lse[i] = args.lse[row];
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) largest = fmaxf(largest, lse[i]);
+        const float old = exp2f(most - largest);
+        sum = {sum.x * old, sum.y * old, sum.z * old, sum.w * old}, total *= old, most = largest;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float weight = split + i * kReaders < plan.y ? exp2f(lse[i] - most) : 0.0f;
+            sum = {sum.x + value[i].x * weight, sum.y + value[i].y * weight, sum.z + value[i].z * weight,
+                   sum.w + value[i].w * weight};
+            total += weight;
+        }
     }
     sums[y][x] = sum;
     if (x == 0) most_of[y] = most, total_of[y] = total;
