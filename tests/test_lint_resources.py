@@ -423,7 +423,7 @@ def test_old_version_is_asked_for_every_kernel(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(compat, "ensure", lambda environment: tmp_path)
     monkeypatch.setattr(compat, "_ask", ask)
-    (outcome,) = compat.check([Usage(Submission("ragged_prefill", "tilelang", path), rows, [], "")])
+    (outcome,) = compat.check([Usage(Submission("ragged_prefill", "tilelang", path), rows, [], "")], 1)
     assert asked == [("harness.lint.tilelang_lower", ["sm_80", "gfx942", "sm_80"])]
     assert [(f.rule, f.level, f.line) for f in outcome.findings] == [("async-copy", "error", 4), ("compat", "note", 4)]
     assert outcome.line == "tilelang 0.1.10: kernels compiled: 2 for sm_80, 1 for gfx942"

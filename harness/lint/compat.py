@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import importlib.util
 import json
 import os
@@ -15,16 +16,20 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from harness import catalog, ctokens
+from harness import catalog, ctokens, source
+from harness.cpu import maca_build
 from harness.lint import Finding, nvcc, resources, store
 from harness.lint.resources import Submission, Usage
 from harness.verdict import ExitCode, KernelFault, KitError
 
 _STAMP = "kit-stamp.json"
+_INSTALLING = threading.Lock()  # two submissions need the same folder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +45,11 @@ class Environment:
         return catalog.ROOT / f".venv-compat-{self.name}"
 
 
-TRITON = Environment("triton", ("triton==3.0.0",), "Python 3.8 to 3.11")
-TILELANG = Environment("tilelang", ("tilelang==0.1.10", "apache-tvm-ffi==0.1.10"), "Python 3.8 or newer")
+TRITON = Environment("triton", ("triton==3.0.0",), "Python 3.8 to 3.12")
+# Its library links to libz3.so.4.15 in a folder beside it.
+TILELANG = Environment(
+    "tilelang", ("tilelang==0.1.10", "apache-tvm-ffi==0.1.10", "z3-solver==4.15.4.0"), "Python 3.8 or newer"
+)
 CUTLASS = Environment("cutlass", ("nvidia-cutlass==3.3.0.0",), "any Python 3")
 
 
@@ -52,11 +60,15 @@ class Outcome:
     submission: Submission
     line: str
     findings: list[Finding]
-    skipped: bool = False
 
 
 def ensure(environment: Environment) -> Path:
     """The environment's folder, filled by pip the first time. KitError in one sentence when pip cannot."""
+    with _INSTALLING:
+        return _ensure(environment)
+
+
+def _ensure(environment: Environment) -> Path:
     stamp = {"packages": list(environment.packages), "python": list(sys.version_info[:2])}
     folder = environment.folder
     try:
@@ -93,16 +105,21 @@ def _why(environment: Environment, output: str) -> str:
     return f"pip could not get {names} ({lines[-1]}); {way_out}."
 
 
-def check(usages: Sequence[Usage]) -> Iterator[Outcome]:
-    """Every submission under its old version, as they are done."""
-    for usage in usages:
-        language = usage.submission.language
-        if usage.fault:
-            yield Outcome(usage.submission, "", resources.findings(usage))
-        elif language == "cuda":
-            yield from _cute(usage.submission)
-        else:
-            yield _kernels(usage, TRITON if language == "triton" else TILELANG)
+def check(usages: Sequence[Usage], jobs: int) -> Iterator[Outcome]:
+    """Every submission under its old version, `jobs` at a time, in order as they are done."""
+    with ThreadPoolExecutor(max_workers=jobs) as pool:
+        for outcomes in pool.map(_outcomes, usages):
+            yield from outcomes
+
+
+def _outcomes(usage: Usage) -> list[Outcome]:
+    """One, or none for C++ without CuTe."""
+    language = usage.submission.language
+    if usage.fault:
+        return [Outcome(usage.submission, "", resources.findings(usage))]
+    if language == "cuda":
+        return list(_cute(usage.submission))
+    return [_kernels(usage, TRITON if language == "triton" else TILELANG)]
 
 
 def _kernels(usage: Usage, environment: Environment) -> Outcome:
@@ -117,7 +134,7 @@ def _kernels(usage: Usage, environment: Environment) -> Outcome:
         "specialisations": [row["specialisation"] for row in wanted],
     }
     folder = ensure(environment)
-    code = [file.read_bytes() for file in sorted((catalog.ROOT / "harness" / "lint").glob("*.py"))]
+    code = [Path(str(part.__file__)).read_bytes() for part in (importlib.import_module(module), source, ctokens)]
     answer = store.remembered(
         ("compat", *environment.packages, sys.version, json.dumps(request), path.read_bytes(), *code),
         lambda: _ask(module, request, folder),
@@ -166,26 +183,31 @@ def _ask(module: str, request: dict[str, Any], folder: Path) -> Any:
 
 
 def _cute(submission: Submission) -> Iterator[Outcome]:
-    """A C++ submission that includes CuTe, against CUTLASS 3.3 and against the copy in TileLang's wheel."""
+    """A C++ submission that includes CuTe, against CUTLASS 3.3 and against the copy in TileLang's wheel.
+
+    By nvcc for sm_80; where that is not here by g++, as the simulator compiles.
+    """
     path = submission.path
     text = path.read_text(encoding="utf-8", errors="replace")
     if not includes_cute(text):
         return
-    if nvcc.find() is None:
-        yield Outcome(submission, "nvcc is not here: CuTe was not compiled", [], skipped=True)
-        return
-    found = []
-    versions = []
-    for include in _cutlass_folders():
-        version = cutlass_version(include)
+    tool = nvcc.find()
+    found, versions = [], []
+    for version, include in _cutlass_folders():
         versions.append(version)
-        parts = ("cute", version, path.read_bytes(), str(nvcc.find()))
-        result: str = store.remembered(parts, functools.partial(_compile, path, include))
+        if tool is None:
+            result = _simulated(path, include)  # keeps its own results
+        else:
+            compiler = subprocess.run([tool, "--version"], capture_output=True, text=True, check=False).stdout
+            parts = ("cute", version, path.read_bytes(), compiler)
+            result = store.remembered(parts, functools.partial(_compile, path, include))
         if result:
             found.append(
                 Finding(path, 1, "compat", f"against CUTLASS {version}: {result}", "use what that version has")
             )
-    yield Outcome(submission, f"CUTLASS {' and '.join(versions)}: compiled by nvcc for sm_80", found)
+    how = "by g++ for the simulator (nvcc is not here)" if tool is None else "by nvcc for sm_80"
+    missing = "" if len(versions) > 1 else "; TileLang, whose wheel carries the newer one, is not here"
+    yield Outcome(submission, f"CUTLASS {' and '.join(versions)}: compiled {how}{missing}", found)
 
 
 def includes_cute(text: str) -> bool:
@@ -199,17 +221,19 @@ def includes_cute(text: str) -> bool:
     return any(name.startswith(("<cute/", '"cute/')) for name in names)
 
 
-def _cutlass_folders() -> list[Path]:
-    """CUTLASS 3.3 from its package, and the newer copy that TileLang carries."""
-    folders = [ensure(CUTLASS) / "cutlass_library" / "source" / "include"]
+def _cutlass_folders() -> Iterator[tuple[str, Path]]:
+    """(version, folder of headers) of CUTLASS 3.3, from its package, and of the newer copy that TileLang carries."""
+    # This package leaves out cutlass/version.h.
+    yield CUTLASS.packages[0].partition("==")[2], ensure(CUTLASS) / "cutlass_library" / "source" / "include"
     spec = importlib.util.find_spec("tilelang")
     for root in (spec.submodule_search_locations or ()) if spec else ():
-        folders.append(Path(root) / "3rdparty" / "cutlass" / "include")
-    return [folder for folder in folders if (folder / "cute").is_dir()]
+        folder = Path(root) / "3rdparty" / "cutlass" / "include"
+        if (folder / "cute").is_dir():
+            yield cutlass_version(folder), folder
 
 
 def cutlass_version(include: Path) -> str:
-    """ "3.3.0": what cutlass/version.h says."""
+    """ "4.1.0": what cutlass/version.h says."""
     text = (include / "cutlass" / "version.h").read_text(encoding="utf-8")
     numbers = dict(re.findall(r"#define CUTLASS_(MAJOR|MINOR|PATCH) (\d+)", text))
     return ".".join(numbers[name] for name in ("MAJOR", "MINOR", "PATCH"))
@@ -221,4 +245,13 @@ def _compile(path: Path, include: Path) -> str:
         nvcc.usage(path, "sm_80", [f"-I{include}"])
     except KernelFault as fault:
         return fault.message
+    return ""
+
+
+def _simulated(path: Path, include: Path) -> str:
+    """The first error of the simulator's compiler, or ""."""
+    try:
+        maca_build.build(path, "wave64", [str(include)])
+    except KernelFault as fault:
+        return fault.message.splitlines()[0]
     return ""

@@ -29,7 +29,22 @@ _TIMEOUT_S = 1800.0
 _DECISIVE = ("c500", "sm_80")
 # Where spills say something about the C500: AMD's waves have its 64 lanes; TileLang gives sm_80 its number of threads.
 _SPILLS_COUNT = {"triton": ("gfx90a",), "tilelang": ("sm_80",), "cuda": ("sm_80", "sm_90")}
-_CODE = ("harness/lint", "harness/cpu", "harness/languages")
+# The kit's code that decides what is found; the rules are none of it.
+_CODE = (
+    "harness/contract.py",
+    "harness/ctokens.py",
+    "harness/package.py",
+    "harness/source.py",
+    "harness/languages/python_source.py",
+    "harness/lint/cases.py",
+    "harness/lint/nvcc.py",
+    "harness/lint/worker.py",
+)
+_CODE_OF = {
+    "cuda": ("harness/cpu/**/*", "harness/languages/cuda.py", "harness/lint/cuda_usage.py"),
+    "triton": ("harness/lint/triton_*.py",),
+    "tilelang": ("harness/lint/tilelang_*.py",),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +68,9 @@ class Usage:
 
 def contracts(tasks: Sequence[str]) -> dict[str, dict[str, Any]]:
     """By task: {"arguments": names, "scalars": whether each is an integer}."""
-    parts = [part for task in tasks for part in _files(f"tasks/{task}", "*.py")]
+    parts = [part for task in tasks for part in _files(f"tasks/{task}/*.py")]
     answer: dict[str, dict[str, Any]] = store.remembered(
-        ("contracts", *tasks, *parts, *_files("tasks/common", "*.py"), *_files("harness/lint", "worker.py")),
+        ("contracts", *tasks, *parts, *_files("tasks/common/*.py", "harness/lint/worker.py")),
         lambda: _ask(["contracts", *tasks], "the tasks' contracts"),
     )
     return answer
@@ -73,9 +88,7 @@ def measure(submissions: Sequence[Submission], jobs: int) -> list[Usage]:
 
 def _usage(submission: Submission, versions: str) -> Usage:
     task, language, path = submission.task, submission.language, submission.path
-    parts = [*_files(f"tasks/{task}", "*.py"), *_files("tasks/common", "*.py")]
-    for folder in _CODE:
-        parts += _files(folder, "**/*")
+    parts = _files(f"tasks/{task}/*.py", "tasks/common/*.py", *_CODE, *_CODE_OF[language])
     answer = store.remembered(
         ("usage", task, language, str(path), path.read_bytes(), versions, *parts),
         lambda: _ask(["usage", task, language, str(path)], f"{task}/{language}"),
@@ -83,8 +96,9 @@ def _usage(submission: Submission, versions: str) -> Usage:
     return Usage(submission, answer["rows"], answer["notes"], answer["fault"])
 
 
-def _files(folder: str, pattern: str) -> list[str | bytes]:
-    paths = [path for path in sorted((catalog.ROOT / folder).glob(pattern)) if path.is_file()]
+def _files(*patterns: str) -> list[str | bytes]:
+    """What the files of these patterns hold, seen from the kit's root."""
+    paths = [path for pattern in patterns for path in sorted(catalog.ROOT.glob(pattern)) if path.is_file()]
     return [path.read_bytes() for path in paths if path.suffix != ".pyc"]
 
 
