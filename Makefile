@@ -9,7 +9,7 @@ PYTHON ?= python3
 
 # LANG is the locale variable of every shell as well: it names a language only where make's own command line gave it,
 # and in neither meaning does it reach a child. Values go to the commands as KIT_*, unexpanded, never pasted into shell text.
-VARIABLES := TASK LANG SUITE CASES DEVICE CONFIG FILE JSON COUNTS JOBS REPEAT NOTIME ROW PLAN PYTHON EXTRA
+VARIABLES := TASK LANG SUITE CASES DEVICE CONFIG FILE VARIANT JSON COUNTS JOBS REPEAT NOTIME ROW PLAN BUDGET OUT PYTHON EXTRA
 ifneq ($(origin LANG),command line)
 LANG :=
 endif
@@ -29,7 +29,7 @@ endif
 bootstrap = "$$KIT_PYTHON" -m harness.bootstrap
 python := .venv/bin/python
 
-.PHONY: help check mutants tune lint lint-compat test lint-code env clean
+.PHONY: help check bench mutants report tune lint lint-compat test lint-code env clean
 
 help: ## this list
 	@echo "make COMMAND [VARIABLE=value ...]"
@@ -44,6 +44,8 @@ help: ## this list
 #: DEVICE=kind      maca, cuda or cpu (what the machine has)
 #: CONFIG=file      a problem package of your own instead of a suite; needs TASK
 #: FILE=file        a submission of your own instead of the kit's; needs TASK and LANG
+#: VARIANT=name     plain: the file to paste; hopper: hopper.* beside it, for compute capability 9.x; all: both
+#:                  (plain for check, all for bench)
 #: JSON=1           one JSON document on standard output and nothing else
 #: COUNTS=1         the simulator's counters under each C++ case
 #: JOBS=n           worker processes at a time (one per core without a GPU, one on a GPU)
@@ -51,19 +53,34 @@ help: ## this list
 #: NOTIME=1         on a GPU: check only, time nothing (JOBS may then be more than one)
 #: ROW=name         for tune: c500 or sm90, the row of the tuning table (the device's own)
 #: PLAN=1           for tune: list the candidates and what rules them out, run nothing; needs no GPU
+#: BUDGET=seconds   for bench: of repetition per case (10)
+#: OUT=folder       for bench: keep the records there as well as in results/journal
 #: PYTHON=path      the Python to make .venv with, for every command (python3)
-#: EXTRA=name       for env: flashinfer, flash-attn, test or lint
+#: EXTRA=name       for env: flashinfer, flash-attn, test, lint or report
 check: ## run the submissions against a suite, both verdicts per case
 	@$(bootstrap)
 	@$(python) -m harness check $${KIT_TASK:+"--task=$$KIT_TASK"} $${KIT_LANG:+"--lang=$$KIT_LANG"} \
 	  $${KIT_SUITE:+"--suite=$$KIT_SUITE"} $${KIT_CASES:+"--cases=$$KIT_CASES"} $${KIT_DEVICE:+"--device=$$KIT_DEVICE"} \
-	  $${KIT_CONFIG:+"--config=$$KIT_CONFIG"} $${KIT_FILE:+"--file=$$KIT_FILE"} $${KIT_JOBS:+"--jobs=$$KIT_JOBS"} \
+	  $${KIT_CONFIG:+"--config=$$KIT_CONFIG"} $${KIT_FILE:+"--file=$$KIT_FILE"} \
+	  $${KIT_VARIANT:+"--variant=$$KIT_VARIANT"} $${KIT_JOBS:+"--jobs=$$KIT_JOBS"} \
 	  $${KIT_REPEAT:+"--repeat=$$KIT_REPEAT"} $${KIT_NOTIME:+--no-time} $${KIT_JSON:+--json} $${KIT_COUNTS:+--counts}
+
+bench: ## on a GPU: time submissions beside their baselines; takes what check takes but COUNTS, JOBS, REPEAT, NOTIME
+	@$(bootstrap)
+	@$(python) -m harness bench $${KIT_TASK:+"--task=$$KIT_TASK"} $${KIT_LANG:+"--lang=$$KIT_LANG"} \
+	  $${KIT_SUITE:+"--suite=$$KIT_SUITE"} $${KIT_CASES:+"--cases=$$KIT_CASES"} $${KIT_DEVICE:+"--device=$$KIT_DEVICE"} \
+	  $${KIT_CONFIG:+"--config=$$KIT_CONFIG"} $${KIT_FILE:+"--file=$$KIT_FILE"} \
+	  $${KIT_VARIANT:+"--variant=$$KIT_VARIANT"} $${KIT_BUDGET:+"--budget=$$KIT_BUDGET"} \
+	  $${KIT_OUT:+"--out=$$KIT_OUT"} $${KIT_JSON:+--json}
 
 mutants: ## run submissions that are wrong on purpose: each must be rejected by name
 	@$(bootstrap)
 	@$(python) -m harness mutants $${KIT_TASK:+"--task=$$KIT_TASK"} $${KIT_LANG:+"--lang=$$KIT_LANG"} \
 	  $${KIT_DEVICE:+"--device=$$KIT_DEVICE"} $${KIT_JOBS:+"--jobs=$$KIT_JOBS"}
+
+report: ## the measured tables and plots of the task READMEs, from results/*.json
+	@$(bootstrap) report
+	@$(python) -m harness report
 
 tune: ## time other values of a kernel's parameters on this GPU, print the row to paste; needs TASK, LANG; takes ROW, PLAN
 	@$(bootstrap)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
-from harness import catalog, console, journal, lint_cli, mutants, plan, runner
+from harness import bench_cli, catalog, console, journal, lint_cli, mutants, plan, report, runner
 from harness.tune import cli as tune_cli
 from harness.verdict import CaseResult, ExitCode, KitError, exit_code
 
@@ -72,8 +72,10 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--deadline", type=float, metavar="SECONDS", help="after how long a case is taken to hang")
     check.add_argument("--counts", action="store_true", help="show the simulator's counters")
     check.add_argument("--json", action="store_true", help="one JSON document on stdout and nothing else")
+    bench_cli.add(commands)
     lint_cli.add(commands)
     tune_cli.add(commands)
+    report.add(commands)
     wrong = commands.add_parser(
         "mutants", allow_abbrev=False, help="run submissions that are wrong on purpose: each must be rejected by name"
     )

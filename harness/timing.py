@@ -184,7 +184,7 @@ def calibrate() -> Peaks:
 
 
 def roofline_ms(workload: Mapping[str, Any], peaks: Peaks) -> tuple[float, str]:
-    """The time in ms that a workload {"flops", "bytes", "dtype"} takes at the peaks, and the "bytes" or "operations"."""
+    """The ms that a workload {"flops", "bytes", "dtype"} takes at the peaks, and by which: "bytes" or "operations"."""
     compute, memory = workload["flops"] / peaks.ops_per_s[workload["dtype"]], workload["bytes"] / peaks.bytes_per_s
     return float(max(compute, memory)) * 1e3, "operations" if compute > memory else "bytes"
 

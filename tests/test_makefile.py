@@ -21,7 +21,7 @@ from harness.verdict import ExitCode
 
 ROOT = Path(__file__).resolve().parent.parent
 VARIABLES = ["TASK", "LANG", "SUITE", "CASES", "DEVICE", "CONFIG", "FILE", "JSON", "COUNTS", "JOBS", "PYTHON", "EXTRA"]
-VARIABLES += ["REPEAT", "NOTIME", "ROW", "PLAN"]
+VARIABLES += ["REPEAT", "NOTIME", "VARIANT", "BUDGET", "OUT", "ROW", "PLAN"]
 
 # Called with the file of the log, who it stands for, and the arguments.
 STAND_IN = """
@@ -152,12 +152,19 @@ def test_every_variable_of_check_reaches_it(kit: Kit) -> None:
         "DEVICE": "d",
         "CONFIG": "e",
         "FILE": "f",
+        "VARIANT": "hopper",
         "JOBS": "2",
     }
     words = [f"{name}={value}" for name, value in values.items()]
     assert kit.make("check", *words, "JSON=1", "COUNTS=1").returncode == 0
     expected = [f"--{name.lower()}={value}" for name, value in values.items()]
     assert kit.calls()[-1][1] == ["-m", "harness", "check", *expected, "--json", "--counts"]
+
+
+def test_every_variable_of_bench_reaches_it(kit: Kit) -> None:
+    names = ("TASK", "LANG", "SUITE", "CASES", "DEVICE", "CONFIG", "FILE", "VARIANT", "BUDGET", "OUT")
+    assert kit.make("bench", *(f"{name}=a b" for name in names), "JSON=1").returncode == 0
+    assert kit.calls()[-1][1] == ["-m", "harness", "bench", *(f"--{name.lower()}=a b" for name in names), "--json"]
 
 
 def test_the_variables_of_lint_reach_it(kit: Kit) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 import sys
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.bench import stats
@@ -92,82 +92,90 @@ def summary(records: Sequence[dict[str, Any]], seconds: float, device: str) -> l
 
 
 class Progress:
-    """A bar on stderr where that is a terminal and rich is installed; nothing elsewhere, where the lines are enough.
+    """Where the run is, on stderr where that is a terminal: a bar of rich's, or one line that is written over again
+    where rich is not installed. Elsewhere nothing: there the lines of the cases are enough.
 
     `show` prints lines to stdout without disturbing it. To be used as a context.
     """
 
-    def __init__(self, write: Callable[[str], None] = print) -> None:
-        self._write, self._live = write, False
+    def __init__(self) -> None:
+        self.done = 0
+        self._now = "starting"
         self._counts: dict[str, int] = {}
-        self.done = self._jobs = 0
+        self._expected: list[tuple[str, int | None]] = []
+        self._terminal = sys.stderr.isatty()
         self._bar: Any = None
-        if sys.stderr.isatty():
-            try:
-                self._bar = _rich_bar()
-            except ImportError:
-                return
-            self._task = self._bar.add_task("starting", total=None)
+        if self._terminal:
+            self._bar, self._task = _rich_bar()
 
     def __enter__(self) -> Progress:
-        if self._bar is not None:
-            self._bar.start()
+        self._resume()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self._pause()
 
-    def expect(self, configs: Sequence[str], cases: int | None) -> None:
-        """One job for each of `configs` (repeated), each with `cases` cases, or as many as its first worker counts."""
-        self._expected = list(configs)
-        self._cases = cases
+    def expect(self, jobs: Sequence[tuple[str, int | None]]) -> None:
+        """The config of each job, and how many of its cases; None: as many as its first worker counts."""
+        self._expected = list(jobs)
+
+    def total(self) -> int | None:
+        """How many cases there are in all; None while some package has not been counted."""
+        counts = [number or self._counts.get(config) for config, number in self._expected]
+        return None if None in counts else sum(filter(None, counts))
 
     def notice(self, worker: Worker) -> None:
         """A worker has got to another phase. Called from its thread."""
         if worker.count is not None:
             self._counts[worker.job.config] = worker.count
-        if self._bar is None:
-            return
         name = ":".join(filter(None, [worker.job.language, worker.job.variant]))
         where = f" case {worker.case} {worker.label}".rstrip() if worker.case else ""
-        self._bar.update(
-            self._task, description=printable(f"{worker.job.task} {name}{where}: {worker.phase}"), total=self.total()
-        )
-
-    def total(self) -> int | None:
-        """How many cases there are in all; None while some package has not been counted."""
-        if self._cases is not None:
-            return self._cases * len(self._expected)
-        counts = [self._counts.get(config) for config in self._expected]
-        return None if None in counts else sum(filter(None, counts))
+        self._now = printable(f"{worker.job.task} {name}{where}: {worker.phase}")
+        self._draw()
 
     def show(self, lines: Iterable[str], advance: int = 1) -> None:
         """Print, and count a case."""
         self.done += advance
-        if self._bar is None:
-            self._write("\n".join(lines))
-            return
-        self._bar.stop()  # both streams are the same terminal
-        self._write("\n".join(lines))
-        self._bar.start()
-        self._bar.update(self._task, completed=self.done, total=self.total())
+        self._pause()  # both streams may be the same terminal
+        for line in lines:
+            print(line)
+        self._resume()
+
+    def _draw(self) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, description=self._now, completed=self.done, total=self.total())
+        elif self._terminal:
+            text = f"[{self.done}/{self.total() or '?'}] {self._now}"
+            sys.stderr.write("\r\x1b[K" + text[: shutil.get_terminal_size().columns - 1])
+            sys.stderr.flush()
+
+    def _pause(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        elif self._terminal:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+    def _resume(self) -> None:
+        if self._bar is not None:
+            self._bar.start()
+        self._draw()
 
 
-def _rich_bar() -> Any:
-    rich, terminal = importlib.import_module("rich.progress"), importlib.import_module("rich.console")
-    return rich.Progress(
-        rich.BarColumn(20),
-        rich.MofNCompleteColumn(),
-        rich.TimeElapsedColumn(),
-        rich.TextColumn("{task.description}", markup=False),
+def _rich_bar() -> tuple[Any, Any]:
+    """A bar and its task, or (None, 0) without rich."""
+    try:
+        rich, terminal = importlib.import_module("rich.progress"), importlib.import_module("rich.console")
+    except ImportError:
+        return None, 0
+    columns = (rich.BarColumn(20), rich.MofNCompleteColumn(), rich.TimeElapsedColumn())
+    text = rich.TextColumn("{task.description}", markup=False)
+    bar = rich.Progress(
+        *columns,
+        text,
         console=terminal.Console(stderr=True),
         transient=True,
         redirect_stdout=False,
         redirect_stderr=False,
     )
-
-
-def seconds_since(start: float) -> float:
-    """By the monotonic clock."""
-    return time.monotonic() - start
+    return bar, bar.add_task("starting", total=None)

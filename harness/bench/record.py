@@ -1,8 +1,8 @@
 """What `make bench` keeps: one record per case, one document per task, as JSON and CSV. Imports no torch.
 
 A document is {"date", "command", "device": {"kind", "name", "tuning"}, "versions", "clocks": {"before", "after"},
-"calibration", "records"}. A record has the fields of FIELDS. None means not known: a case without both verdicts, or with
-a time that cannot be true, has no figures, and its flags say why.
+"calibration", "records"}. A record has the fields of FIELDS. None means not known: a case without both verdicts, or
+with a time that cannot be true, has no figures, and its flags say why.
 """
 
 from __future__ import annotations
