@@ -48,7 +48,10 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """What one run says of one case of one kernel. Times in ms; None: not known. `state`: "" or what is wrong."""
+    """What one run says of one case of one kernel. Times in ms; None: not known.
+
+    `clock`: "kernels" or "events"; `state`: "" or what is wrong.
+    """
 
     source: Source
     task: str
@@ -61,6 +64,7 @@ class Cell:
     peer_ms: float | None
     floor_ms: float | None
     percent: float | None
+    clock: str
     state: str
 
     @property
@@ -160,6 +164,7 @@ def _cell(source: Source, record: Mapping[str, Any], peers: Mapping[str, str]) -
         None if state else peer_ms,
         record.get("floor_ms"),
         record.get("roofline_percent"),
+        record.get("clock") or "kernels",
         state,
     )
 
@@ -200,53 +205,59 @@ def section(task: str, folder: Path, peers: Mapping[str, str]) -> tuple[str, dic
 
 
 def markdown(table: Table) -> list[str]:
-    """The table and its caption."""
+    """The table and its caption. Columns of which nothing is known are left out, the floor's excepted."""
+    peered = any(cell.peer_ms for cell in table.cells.values())
     percents = any(cell.percent is not None for cell in table.cells.values())
-    head, rules = ["case", "floor, ms", "peer, ms"], ["---", "---:", "---:"]
-    for language, variant in table.kernels:
-        name = _title(language, variant)
-        head += [f"{name}, ms", "ratio", *(["% of roofline"] if percents else [])]
-        rules += ["---:"] * (3 if percents else 2)
-    rows = [head, rules]
+    head = ["case", "floor, ms", *(["peer, ms"] if peered else [])]
+    for kernel in table.kernels:
+        name = _title(*kernel)
+        head += [f"{name}, ms", *(["ratio"] if peered else []), *(["% of roofline"] if percents else [])]
+    rows = [head, ["---", *["---:"] * (len(head) - 1)]]
     for at, case in enumerate(table.cases):
-        here = [cell for kernel in table.kernels if (cell := table.column(kernel)[at]) is not None]
-        floors, peers = [c.floor_ms for c in here if c.floor_ms], [c.peer_ms for c in here if c.peer_ms]
-        row = [table.label(case), _ms(min(floors, default=None)), _ms(statistics.median(peers) if peers else None)]
-        for kernel in table.kernels:
-            cell = table.column(kernel)[at]
-            row += [cell.state or _ms(cell.ours_ms) if cell else "-", _ratio(cell.ratio if cell else None)]
+        here = [table.column(kernel)[at] for kernel in table.kernels]
+        floors = [cell.floor_ms for cell in here if cell and cell.floor_ms]
+        peers = [cell.peer_ms for cell in here if cell and cell.peer_ms]
+        row = [table.label(case), _ms(min(floors, default=None))]
+        row += [_ms(statistics.median(peers) if peers else None)] if peered else []
+        for cell in here:
+            row += [(cell.state or _ms(cell.ours_ms)) if cell else "-"]
+            row += [_ratio(cell.ratio if cell else None)] if peered else []
             row += [_percent(cell.percent if cell and not cell.state else None)] if percents else []
         rows.append(row)
-    rows.append(["**geometric mean**", "", "", *_means(table, percents)])
-    return ["| " + " | ".join(row) + " |" for row in rows] + ["", *caption(table)]
+    if peered or percents:
+        rows.append(["**geometric mean**", *[""] * (2 if peered else 1), *_means(table, peered, percents)])
+    return ["| " + " | ".join(row) + " |" for row in rows] + ["", *caption(table, peered)]
 
 
-def _means(table: Table, percents: bool) -> list[str]:
+def _means(table: Table, peered: bool, percents: bool) -> list[str]:
     row = []
     for kernel in table.kernels:
         column = [cell for cell in table.column(kernel) if cell is not None]
-        ratios = [cell.ratio for cell in column if cell.ratio is not None]
-        some = f" ({len(ratios)} of {len(table.cases)})" if 0 < len(ratios) < len(table.cases) else ""
-        row += ["", _ratio(geometric_mean(ratios) if ratios else None) + some]
+        row.append("")
+        if peered:
+            ratios = [cell.ratio for cell in column if cell.ratio is not None]
+            some = f" ({len(ratios)} of {len(table.cases)})" if 0 < len(ratios) < len(table.cases) else ""
+            row.append(_ratio(geometric_mean(ratios) if ratios else None) + some)
         if percents:
             known = [cell.percent for cell in column if cell.percent and not cell.state]
             row.append(_percent(geometric_mean(known) if known else None))
     return row
 
 
-def caption(table: Table) -> list[str]:
+def caption(table: Table, peered: bool) -> list[str]:
     """What the numbers are, and of every run when, by which command and with which versions."""
     used = list(table.cells.values())
-    clock = "Kernel time" if all(cell.source.bench for cell in used) else "Kernel time by the profiler"
-    peers = sorted({cell.peer for cell in used if cell.peer_ms})
-    lines = [
-        f"{clock}, median, L2 flushed, ours and the peer alternating in one process; ratio is the peer's time over "
-        "ours, **bold** where ours is faster."
-    ]
-    if peers:
-        lines.append(f"Peer: {'; '.join(peers)}; its column is the median of those measured beside each language.")
+    by_events = ", by CUDA events where the profiler saw nothing" * any(cell.clock == "events" for cell in used)
+    told = f"Kernel time by the profiler{by_events}, median, L2 flushed"
+    if peered:
+        peers = sorted({cell.peer for cell in used if cell.peer_ms})
+        lines = [
+            f"{told}, ours and the peer alternating in one process; ratio is the peer's time over ours, **bold** where "
+            "ours is faster.",
+            f"Peer: {'; '.join(peers)}; its column is the median of those measured beside each language.",
+        ]
     else:
-        lines.append("The package's own baseline is no competitor, so there is no peer.")
+        lines = [f"{told}. The package's own baseline is no competitor, so there is no ratio."]
     if all(cell.floor_ms is None for cell in used):
         lines.append("Floor and percent of roofline come with `make bench`.")
     runs: dict[Source, set[str]] = {}
@@ -315,8 +326,9 @@ def series(table: Table) -> list[Series]:
 
 
 def fingerprint(drawn: Sequence[Series]) -> str:
-    """Names what a plot shows; it is written into the file, so that a stale one is seen without drawing it."""
-    text = json.dumps([report_plot.STYLE, *(dataclasses.astuple(each) for each in drawn)])
+    """Names what a plot shows and the code that draws it; kept in the file, so that a stale one is seen undrawn."""
+    code = Path(report_plot.__file__).read_text(encoding="utf-8")
+    text = json.dumps([code, *(dataclasses.astuple(each) for each in drawn)])
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 

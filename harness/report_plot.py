@@ -14,7 +14,6 @@ from typing import Any
 
 from harness.verdict import ExitCode, KitError
 
-STYLE = 1  # raise it when the drawing changes, so that every plot counts as stale
 # By language: colours that stay apart for every kind of colour vision (Okabe and Ito), markers in black and white.
 _LOOKS = {"CUDA": ("#0072B2", "o"), "Triton": ("#D55E00", "s"), "TileLang": ("#009E73", "^")}
 _FINE = tuple(tenths / 10 for tenths in range(5, 20))
