@@ -9,7 +9,7 @@ PYTHON ?= python3
 
 # LANG is the locale variable of every shell as well: it names a language only where make's own command line gave it,
 # and in neither meaning does it reach a child. Values go to the commands as KIT_*, unexpanded, never pasted into shell text.
-VARIABLES := TASK LANG SUITE CASES DEVICE CONFIG FILE VARIANT JSON COUNTS JOBS REPEAT NOTIME ROW PLAN BUDGET OUT PYTHON EXTRA
+VARIABLES := TASK LANG SUITE CASES DEVICE CONFIG FILE VARIANT JSON COUNTS JOBS REPEAT NOTIME ROW PLAN BUDGET OUT BASELINE OURS GRID API POINTS PYTHON EXTRA
 ifneq ($(origin LANG),command line)
 LANG :=
 endif
@@ -55,6 +55,11 @@ help: ## this list
 #: PLAN=1           for tune: list the candidates and what rules them out, run nothing; needs no GPU
 #: BUDGET=seconds   for bench: of repetition per case (10)
 #: OUT=folder       for bench: keep the records there as well as in results/journal
+#: BASELINE=1       for bench: time FlashInfer and flash-attn on the tutorial's grids instead, into results/tutorial/*.csv
+#: OURS=1           for bench: time our kernels on those grids; takes TASK and LANG
+#: GRID=name        for BASELINE and OURS: which grids (tutorial)
+#: API=name         for BASELINE and OURS: one CSV, as its file's name begins
+#: POINTS=1-5       for BASELINE and OURS: these rows only
 #: PYTHON=path      the Python to make .venv with, for every command (python3)
 #: EXTRA=name       for env: flashinfer, flash-attn, test, lint or report
 check: ## run the submissions against a suite, both verdicts per case
@@ -71,7 +76,8 @@ bench: ## on a GPU: time submissions beside their baselines; takes what check ta
 	  $${KIT_SUITE:+"--suite=$$KIT_SUITE"} $${KIT_CASES:+"--cases=$$KIT_CASES"} $${KIT_DEVICE:+"--device=$$KIT_DEVICE"} \
 	  $${KIT_CONFIG:+"--config=$$KIT_CONFIG"} $${KIT_FILE:+"--file=$$KIT_FILE"} \
 	  $${KIT_VARIANT:+"--variant=$$KIT_VARIANT"} $${KIT_BUDGET:+"--budget=$$KIT_BUDGET"} \
-	  $${KIT_OUT:+"--out=$$KIT_OUT"} $${KIT_JSON:+--json}
+	  $${KIT_OUT:+"--out=$$KIT_OUT"} $${KIT_JSON:+--json} $${KIT_BASELINE:+--baseline} $${KIT_OURS:+--ours} \
+	  $${KIT_GRID:+"--grid=$$KIT_GRID"} $${KIT_API:+"--api=$$KIT_API"} $${KIT_POINTS:+"--points=$$KIT_POINTS"}
 
 mutants: ## run submissions that are wrong on purpose: each must be rejected by name
 	@$(bootstrap)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import Any
 
-from harness.bench import engine
+from harness.bench import engine, grids
 
 
 def add(commands: Any) -> None:
@@ -12,7 +13,7 @@ def add(commands: Any) -> None:
     bench = commands.add_parser(
         "bench", allow_abbrev=False, help="on a GPU: time submissions beside their baselines, alternating"
     )
-    bench.set_defaults(run=engine.run)
+    bench.set_defaults(run=_run)
     bench.add_argument("--task", help="one task; all of them without it")
     bench.add_argument("--lang", help="cuda, triton or tilelang; all of them without it")
     bench.add_argument("--suite", help="judge by default")
@@ -26,3 +27,8 @@ def add(commands: Any) -> None:
     bench.add_argument("--no-lint", dest="lint", action="store_false", help="run what the judge's sandbox would refuse")
     bench.add_argument("--deadline", type=float, metavar="SECONDS", help="after how long a case is taken to hang")
     bench.add_argument("--json", action="store_true", help="one JSON document on stdout and nothing else")
+    grids.add_options(bench)
+
+
+def _run(options: argparse.Namespace, words: list[str]) -> int:
+    return grids.run(options, words) if grids.wanted(options) else engine.run(options, words)
