@@ -56,7 +56,9 @@ def ratio_interval(log_ratios: Sequence[float]) -> Interval:
     cut = int(_TRIMMED * number)
     kept = ordered[cut : number - cut]
     winsorised = [kept[0]] * cut + kept + [kept[-1]] * cut
-    error = statistics.stdev(winsorised) / ((1 - 2 * cut / number) * math.sqrt(number))
+    mean = statistics.fmean(winsorised)
+    variance = math.fsum((value - mean) ** 2 for value in winsorised) / (number - 1)
+    error = math.sqrt(variance / number) / (1 - 2 * cut / number)
     centre, reach = statistics.fmean(kept), t_quantile(len(kept) - 1) * error
     return Interval(math.exp(centre), math.exp(centre - reach), math.exp(centre + reach))
 
