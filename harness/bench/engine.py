@@ -53,13 +53,14 @@ def run(options: argparse.Namespace, words: list[str]) -> int:
     def receive(result: CaseResult) -> None:
         results.append(result)
         entry = record.record(result)
-        if result.task not in documents:
-            own = {**head, "clocks": dict(head["clocks"])}
-            documents[result.task] = Document(result.task, own, folders, journal.FOLDER)
-        trouble = documents[result.task].add(entry, _clocks(device))
-        if trouble and trouble not in said:
-            said.add(trouble)
-            print(trouble, file=sys.stderr)
+        if result.case or result.worst is not Verdict.SKIPPED:  # what does not exist is shown and not kept
+            if result.task not in documents:
+                own = {**head, "clocks": dict(head["clocks"])}
+                documents[result.task] = Document(result.task, own, folders, journal.FOLDER)
+            trouble = documents[result.task].add(entry, _clocks(device))
+            if trouble and trouble not in said:
+                said.add(trouble)
+                print(trouble, file=sys.stderr)
         failed = not result.ok and result.worst is not Verdict.SKIPPED
         lines = table.lines(entry, request.again(result) if failed else "")
         progress.show([] if options.json else lines)
