@@ -257,6 +257,24 @@ def test_a_folder_that_cannot_be_written_to(
     assert "1.500x" in captured.out
 
 
+def test_the_runner_tells_of_counts_cases_and_phases(tmp_path: Path) -> None:
+    """A real worker, but no package and no kernel."""
+    submissions = Path(__file__).parent / "submissions"
+    job = Job(
+        "ragged_prefill", "triton", "", "tiny", "c.py", str(submissions / "good.py"), None, "cpu", 30.0, {}, False
+    )
+    told: list[tuple[int | None, int, str, str]] = []
+    runner.run_jobs(
+        [job],
+        lambda result: None,
+        command=(sys.executable, str(submissions / "stub_worker.py")),
+        notice=lambda worker: told.append((worker.count, worker.case, worker.phase, worker.label)),
+    )
+    assert told[0] == (None, 0, "package", "")
+    assert (3, 2, "run", "case 2") in told
+    assert [case for _, case, phase, _ in told if phase == "run"] == [1, 2, 3]
+
+
 # -- records and lines -------------------------------------------------------------------------------------------------
 
 JOB = Job("alpha", "triton", "", "judge", "c.py", "s.py", None, "cuda", 60.0, {}, False)
@@ -318,6 +336,31 @@ def test_the_summary_is_a_geometric_mean() -> None:
     assert (
         line == "alpha triton: 2.000x of testcase_config.py baseline (geometric mean of 3 of 3 cases), mean score 60.0"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "library"),
+    [
+        ("def baseline(q):\n    import torch, flashinfer.mla\n    import torch.nn\n", "flashinfer"),
+        ("def baseline(q):\n    from flash_attn import f\n    from . import x\n    import flash_attn\n", "flash_attn"),
+        ("import flashinfer\ndef check():\n    import numpy\ndef baseline(q):\n    q += 1\n", ""),
+        *(("def baseline(:", ""), ("\0", "")),
+    ],
+)
+def test_the_library_behind_a_baseline_is_read_from_its_text(tmp_path: Path, text: str, library: str) -> None:
+    path = tmp_path / "testcase_config.py"
+    path.write_text(text, encoding="utf-8")
+    assert record.libraries(path) == library
+    path.unlink()
+    assert record.libraries(path) == ""
+
+
+def test_a_peer_in_words() -> None:
+    result = timed(JOB, 1)
+    assert record.record(result)["peer"] == "testcase_config.py baseline"
+    assert record.record(result, "flashinfer")["peer"] == "flashinfer (testcase_config.py baseline)"
+    result.peer = "FlashInfer's decode kernel"
+    assert record.record(result, "flash_attn")["peer"] == "FlashInfer's decode kernel"
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ def test_two_constant_calls(device: FakeDevice) -> None:
     assert (pair.peer.ms, pair.ratio, pair.ratio_low, pair.ratio_high) == pytest.approx((2.0, 2.0, 2.0, 2.0))
     assert (pair.ours.event_ms, pair.peer.event_ms) == pytest.approx((1.005, 2.005))
     assert (pair.ours.clock, pair.stopped, pair.wrong_calls, pair.notes) == ("kernels", "precise", [], [])
+    assert device.sessions == 2  # one narrow interval is not enough
     assert pair.ours.host_ms == pytest.approx(1.0, rel=0.02)
     assert (pair.ours.host_calls, pair.peer.host_calls) == (1000, 998)  # as many as fit into 2 s
 

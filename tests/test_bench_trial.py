@@ -177,6 +177,13 @@ def test_a_wrong_kernel_is_not_timed(workplace: Workplace) -> None:
     assert "peer" not in workplace.device.log
 
 
+def test_what_the_package_itself_refuses_is_not_timed(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workplace.session._package, "check", lambda *args: (False, "no"))
+    result = workplace.run()
+    assert (result.judge, result.strict, result.figures) == (Verdict.WRONG_ANSWER, Verdict.PASS, {})
+    assert "peer" not in workplace.device.log
+
+
 def test_a_kernel_that_stops_working_while_it_is_timed_is_wrong(workplace: Workplace) -> None:
     calls: list[int] = []
 

@@ -46,13 +46,14 @@ def run(options: argparse.Namespace, words: list[str]) -> int:
     )
     names = [(job.task, _name(job)) for job in todo.jobs] + [(r.task, _name(r)) for r in todo.skipped]
     table = console.Table(names)
+    libraries = {job.task: record.libraries(Path(job.config)) for job in todo.jobs}
     documents: dict[str, Document] = {}
     results: list[CaseResult] = []
     said: set[str] = set()
 
     def receive(result: CaseResult) -> None:
         results.append(result)
-        entry = record.record(result)
+        entry = record.record(result, libraries.get(result.task, ""))
         if result.case or result.worst is not Verdict.SKIPPED:  # what does not exist is shown and not kept
             if result.task not in documents:
                 own = {**head, "clocks": dict(head["clocks"])}

@@ -75,9 +75,9 @@ class Pair:
     notes: list[str]
 
 
-def time_call(call: Call, budget_s: float, hooks: Hooks | None = None) -> Measured:
+def time_call(call: Call, budget_s: float) -> Measured:
     """Measure one call for about `budget_s` seconds, warming up not counted. Whatever it raises passes through."""
-    return _Series([call], hooks or Hooks()).measure(budget_s)[0]
+    return _Series([call], Hooks()).measure(budget_s)[0]
 
 
 def time_pair(ours: Call, peer: Call | None, budget_s: float, hooks: Hooks | None = None) -> Pair:
@@ -212,7 +212,7 @@ class _Series:
         while True:
             now = self._by_events(size)
             apart = max(
-                abs(statistics.median(self._of(kind, now)) / statistics.median(self._of(kind, before)) - 1)
+                abs(statistics.median(self._of(kind, now)) / max(statistics.median(self._of(kind, before)), 1e-6) - 1)
                 for kind in range(len(self.calls))
             )
             if apart <= AGREEMENT:

@@ -7,6 +7,7 @@ with a time that cannot be true, has no figures, and its flags say why.
 
 from __future__ import annotations
 
+import ast
 import csv
 import io
 import json
@@ -39,8 +40,24 @@ FIELDS = (
 )
 
 
-def record(result: CaseResult) -> dict[str, Any]:
-    """The record of one case."""
+def libraries(config: Path) -> str:
+    """The modules, torch aside, that a package's baseline imports: "flashinfer". Read from its text, "" for none."""
+    found: list[str] = []
+    try:
+        functions = [node for node in ast.parse(config.read_bytes()).body if isinstance(node, ast.FunctionDef)]
+    except (OSError, SyntaxError, ValueError):
+        return ""
+    for function in functions:
+        for node in ast.walk(function) if function.name == "baseline" else ():
+            if isinstance(node, ast.Import):
+                found += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                found.append(node.module)
+    return ", ".join(dict.fromkeys(name.partition(".")[0] for name in found if not name.startswith("torch")))
+
+
+def record(result: CaseResult, library: str = "") -> dict[str, Any]:
+    """The record of one case. `library`: whose kernel the package's baseline calls, where that is known."""
     figures = dict(result.figures)
     flags, notes = list(figures.pop("flags", [])), list(result.notes)
     if not result.ok:
@@ -49,7 +66,8 @@ def record(result: CaseResult) -> dict[str, Any]:
         notes.insert(0, result.detail)
     named = {name: getattr(result, name) for name in FIELDS[:6]}
     # The baseline's name is also that of what was compared against; as a peer it counts where it was timed.
-    peer = (result.peer or result.baseline) if figures.get("peer_ms") else ""
+    own = f"{library} ({result.baseline})" if library else result.baseline
+    peer = (result.peer or own) if figures.get("peer_ms") else ""
     score = result.score if result.ok else None
     given = {**named, "peer": peer, "score": score, **figures, "flags": flags, "notes": notes}
     return {name: journal.plain(given.get(name)) for name in FIELDS}
