@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
     bench.add_argument("--budget", metavar="SECONDS", help=f"of repetition per case, {engine.BUDGET_S:g} by default")
     bench.add_argument("--out", metavar="FOLDER", help="keep the records there as well as in results/journal")
     bench.add_argument("--no-lint", dest="lint", action="store_false", help="run what the judge's sandbox would refuse")
-    bench.add_argument("--deadline", type=float, metavar="SECONDS", help="after how long a case is taken to hang")
+    bench.add_argument("--deadline", metavar="SECONDS", help="after how long a case is taken to hang")
     bench.add_argument("--json", action="store_true", help="one JSON document on stdout and nothing else")
     grids.add_options(bench)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
+from harness.text import shown
 from harness.verdict import ExitCode, KitError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,6 +22,12 @@ SUITES = tuple(_SUITE_FILES)
 VARIANTS = ("plain", "hopper", "all")  # the file to paste, the one beside it, both
 
 
+def shown_path(path: str | Path) -> str:
+    """A path as a sentence shows it: relative to the kit where it lies in it."""
+    path = Path(path)
+    return shown(str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path))
+
+
 def tasks() -> list[str]:
     """Names of the tasks: every folder of tasks/ that holds a reference.py, in alphabetical order."""
     return sorted(path.parent.name for path in TASKS.glob("*/reference.py"))
@@ -30,7 +37,7 @@ def _unknown(variable: str, value: str, known: list[str] | tuple[str, ...], code
     near = difflib.get_close_matches(value, known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(known)}."
     noun = "language" if variable == "LANG" else variable.lower()
-    return KitError(f"{variable}={value}: no such {noun}; {hint}", code)
+    return KitError(f"{variable}={shown(value)}: no such {noun}; {hint}", code)
 
 
 def check_task(name: str) -> str:
@@ -54,11 +61,16 @@ def check_variant(name: str) -> str:
     return name
 
 
+def check_suite(name: str) -> str:
+    """`name` if some task may have a suite of that name, else KitError with the nearest one."""
+    if name not in SUITES:
+        raise _unknown("SUITE", name, SUITES, ExitCode.MISSING_FILE)
+    return name
+
+
 def suite_path(task: str, suite: str) -> Path:
     """The config file of a suite; KitError when the task has none."""
-    if suite not in _SUITE_FILES:
-        raise _unknown("SUITE", suite, SUITES, ExitCode.USAGE)
-    path = TASKS / task / _SUITE_FILES[suite]
+    path = TASKS / task / _SUITE_FILES[check_suite(suite)]
     if not path.is_file():
         raise KitError(f"SUITE={suite}: {task} has no such suite ({path.relative_to(ROOT)}).", ExitCode.MISSING_FILE)
     return path

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from harness import bench_cli, catalog, console, journal, lint_cli, mutants, plan, report, runner
 from harness.tune import cli as tune_cli
@@ -24,24 +24,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code. A user's mistake is one sentence on stderr, never a traceback."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     console.make_robust()
-    # A closed terminal or `timeout` must end the workers as Ctrl-C does.
+    # A closed terminal or `timeout` must end the workers as Ctrl-C does; what was to be ignored (nohup) still is.
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
-    options = _parser().parse_args(words)
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
     try:
+        options = _parser().parse_args(words)
+        empty = next((name for name, value in vars(options).items() if value == ""), None)
+        if empty:
+            raise KitError(f"--{empty}=: nothing is named; leave the option out, or give it a value.")
         return int(options.run(options, words))
     except KitError as error:
-        if getattr(options, "json", False):
-            print(json.dumps({"error": str(error), "exit_code": int(error.code)}))
-        print(error, file=sys.stderr)
-        return error.code
+        return _refuse(str(error), error.code, words)
     except KeyboardInterrupt:
-        print("Interrupted.", file=sys.stderr)
-        return ExitCode.INTERRUPTED
+        return _refuse("Interrupted.", ExitCode.INTERRUPTED, words)
     except BrokenPipeError:
         # The reader (head, less) went away: nobody is left to tell, and closing stdout must not complain again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.REJECTED
+
+
+def _refuse(sentence: str, code: ExitCode, words: Sequence[str]) -> int:
+    """Say why nothing ran, or why the rest did not: on stderr, and with --json as a document on stdout too."""
+    if "--json" in words:
+        print(json.dumps({"error": sentence, "exit_code": int(code)}))
+    print(sentence, file=sys.stderr)
+    return code
+
+
+class _Parser(argparse.ArgumentParser):
+    """Its refusals are sentences like all others."""
+
+    def error(self, message: str) -> NoReturn:
+        raise KitError(f"{message.replace(chr(10), ' ')}; `{self.prog} --help` lists the options.")
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -49,9 +64,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="harness", description="Replay an XPU-OJ problem package against a submission."
-    )
+    parser = _Parser(prog="harness", description="Replay an XPU-OJ problem package against a submission.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     check = commands.add_parser(
         "check", allow_abbrev=False, help="run submissions against a suite, both verdicts per case"
@@ -69,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--repeat", help="judge each case that often, each time on other data")
     check.add_argument("--no-lint", dest="lint", action="store_false", help="run what the judge's sandbox would refuse")
     check.add_argument("--no-time", dest="time", action="store_false", help="on a GPU: only check, time nothing")
-    check.add_argument("--deadline", type=float, metavar="SECONDS", help="after how long a case is taken to hang")
+    check.add_argument("--deadline", metavar="SECONDS", help="after how long a case is taken to hang")
     check.add_argument("--counts", action="store_true", help="show the simulator's counters")
     check.add_argument("--json", action="store_true", help="one JSON document on stdout and nothing else")
     bench_cli.add(commands)
@@ -122,8 +135,9 @@ def _mutants(options: argparse.Namespace, words: list[str]) -> int:
     return ExitCode.REJECTED if bad else ExitCode.OK
 
 
-def _check(options: argparse.Namespace, words: list[str]) -> int:
-    request = plan.Request(
+def request(options: argparse.Namespace) -> plan.Request:
+    """What the options of `check` ask for."""
+    return plan.Request(
         task=options.task,
         language=options.lang,
         suite=options.suite,
@@ -139,11 +153,15 @@ def _check(options: argparse.Namespace, words: list[str]) -> int:
         time=options.time,
         variant=options.variant,
     )
+
+
+def _check(options: argparse.Namespace, words: list[str]) -> int:
+    asked = request(options)
     started = time.monotonic()
-    todo = plan.make(request)
+    todo = plan.make(asked)
     versions = journal.versions()
     kernels = [(job.task, job.language, job.variant) for job in todo.jobs]
-    table = console.Table([*kernels, *((r.task, r.language, r.variant) for r in todo.skipped)], request.again)
+    table = console.Table([*kernels, *((r.task, r.language, r.variant) for r in todo.skipped)], asked.again)
     results: list[CaseResult] = []
 
     def receive(result: CaseResult) -> None:
@@ -154,7 +172,7 @@ def _check(options: argparse.Namespace, words: list[str]) -> int:
     if not options.json:
         print(f"{todo.device.name} ({todo.device.kind}), " + ", ".join(f"{name} {v}" for name, v in versions.items()))
         table.header()
-    interrupted = False
+    interrupted, refusal = False, None
     try:
         for result in todo.skipped:
             receive(result)
@@ -162,8 +180,12 @@ def _check(options: argparse.Namespace, words: list[str]) -> int:
             runner.run_jobs(todo.jobs, receive, todo.parallel)
     except KeyboardInterrupt:
         interrupted = True
+    except KitError as error:
+        if len(results) == len(todo.skipped):
+            raise
+        refusal = error
     seconds = time.monotonic() - started
-    code = ExitCode.INTERRUPTED if interrupted else exit_code(results)
+    code = ExitCode.INTERRUPTED if interrupted else refusal.code if refusal else exit_code(results)
     run: dict[str, Any] = {
         "command": ["harness", *words],
         "device": vars(todo.device),
@@ -177,11 +199,14 @@ def _check(options: argparse.Namespace, words: list[str]) -> int:
         print(trouble, file=sys.stderr)
     lines = console.summary(results, seconds, todo.device.kind)
     if options.json:
-        print(json.dumps(journal.plain({**run, "summary": lines[-1]}), allow_nan=False))
+        refused = {"error": str(refusal)} if refusal else {}
+        print(json.dumps(journal.plain({**run, **refused, "summary": lines[-1]}), allow_nan=False))
     else:
         print("\n".join(lines))
     if interrupted:
         print("Interrupted: the cases above are all that ran.", file=sys.stderr)
+    elif refusal:
+        print(refusal, file=sys.stderr)
     elif code is ExitCode.NOTHING_RAN:
         print("No case ran, which counts as a failure.", file=sys.stderr)
     return code

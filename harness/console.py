@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 
+from harness.text import printable as printable  # others print foreign text too
 from harness.verdict import CaseResult, Verdict
 
 # Of what a submission printed (--json and the journal have all that was kept): lines from the head and as many from the
@@ -21,11 +22,6 @@ def make_robust() -> None:
         reconfigure = getattr(stream, "reconfigure", None)  # a test's StringIO has none and needs none
         if reconfigure:
             reconfigure(errors="backslashreplace", line_buffering=True)
-
-
-def printable(text: str) -> str:
-    """One line of foreign output with control characters (colours, carriage returns) written as escapes."""
-    return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def _number(value: float | None, form: str) -> str:

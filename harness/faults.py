@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.catalog import ROOT
+from harness.catalog import shown_path
 
 
 class PackageError(Exception):
     """A package is at fault. `function` is the one that failed ("import" for the file itself)."""
 
     def __init__(self, path: Path, function: str, problem: str) -> None:
-        shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
-        super().__init__(f"{shown}: {problem}")
+        super().__init__(f"{shown_path(path)}: {problem}")
         self.path = path
         self.function = function
 

@@ -6,8 +6,10 @@ import dataclasses
 import importlib.util
 import itertools
 import json
+import math
 import os
 import shlex
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +17,7 @@ from pathlib import Path
 from harness import catalog, devices, languages
 from harness.devices import Device
 from harness.runner import Job
+from harness.text import shown, whole_number
 from harness.verdict import CaseResult, ExitCode, KitError
 
 GPU_SUITES = ("judge", "live", "large")
@@ -22,6 +25,7 @@ HOPPER = "hopper"  # the variant beside the file to paste, for compute capabilit
 OWN_CONFIG = "config"  # what the suite is called when the user gave a package of their own
 LANGUAGE_NAMES = {"cuda": "C++", "triton": "Triton", "tilelang": "TileLang"}
 _PYTHON_LANGUAGES = ("triton", "tilelang")  # each needs the package of its own name
+_LONGEST_RANGE = 1000  # cases; the longest suite has 36
 # A case that takes longer, compiling not counted, is taken to hang. On a GPU the slowest honest step is a baseline that
 # builds its own kernels at the first call (200 s on 16 cores for FlashInfer's).
 _DEADLINE_S = {"cpu": 120.0, "cuda": 600.0, "maca": 600.0}
@@ -50,7 +54,7 @@ class Request:
     config: str | None = None
     file: str | None = None
     jobs: str | None = None
-    deadline_s: float | None = None
+    deadline_s: str | None = None
     counts: bool = False
     repeat: str | None = None
     lint: bool = True
@@ -58,12 +62,29 @@ class Request:
     variant: str = "plain"  # of catalog.VARIANTS
 
     def again(self, result: CaseResult) -> str:
-        """The command that runs one case again."""
-        words = ["make", "check", f"TASK={result.task}", f"LANG={result.language}"]
-        words += [f"CASES={result.case}"] if result.case else []
-        words += ["VARIANT=hopper"] if result.variant == HOPPER else []
-        given = {"SUITE": self.suite, "DEVICE": self.device, "CONFIG": self.config, "FILE": self.file}
-        words += [f"{name}={value}" for name, value in given.items() if value]
+        """The command that runs one case again as it was run: make's, or ours where make has no variable for it."""
+        values = {
+            "task": result.task,
+            "lang": result.language,
+            "cases": str(result.case) if result.case else self.cases,
+            "variant": HOPPER if result.variant == HOPPER else None,
+            "suite": self.suite,
+            "device": self.device,
+            "config": self.config,
+            "file": self.file,
+            "jobs": self.jobs,
+            "repeat": self.repeat,
+        }
+        given = {name: value for name, value in values.items() if value}
+        deadline = [] if self.deadline_s is None else [f"--deadline={self.deadline_s}"]
+        flags = {"--no-time": not self.time, "--counts": self.counts, "--no-lint": not self.lint}
+        if self.lint and not deadline:
+            words = ["make", "check", *(f"{name.upper()}={value}" for name, value in given.items())]
+            words += [word for word, meant in (("NOTIME=1", not self.time), ("COUNTS=1", self.counts)) if meant]
+        else:
+            words = [".venv/bin/python", "-m", "harness", "check"]
+            words += [f"--{name}={value}" for name, value in given.items()]
+            words += [*deadline, *(flag for flag, meant in flags.items() if meant)]
         return " ".join(shlex.quote(word) for word in words)
 
 
@@ -79,24 +100,23 @@ class Plan:
 
 def parse_cases(text: str, variable: str = "CASES") -> list[int]:
     """ "1,3-5" -> [1, 3, 4, 5]; KitError names the part of the variable that is no number or range."""
-    noun = variable.lower().removesuffix("s")
+    noun, given = variable.lower().removesuffix("s"), f"{variable}={shown(text)}"
     chosen: set[int] = set()
     for part in text.split(","):
-        first, dash, last = (piece.strip() for piece in part.partition("-"))
-        last = last if dash else first
-        # isdecimal alone accepts digits of other scripts, which int() then accepts too: no harm, but no use.
-        if not (first.isascii() and first.isdecimal() and last.isascii() and last.isdecimal()):
+        ends = [whole_number(end) for end in part.split("-", 1)]
+        first, last = ends[0], ends[-1]
+        if first is None or last is None:
             raise KitError(
-                f"{variable}={text}: {part.strip() or 'an empty part'} is no {noun}; "
+                f"{given}: {shown(part.strip()) or 'an empty part'} is no {noun}; "
                 "write numbers and ranges, as in 1,3-5."
             )
-        if int(first) < 1:
-            raise KitError(f"{variable}={text}: {noun}s count from 1.")
-        if int(last) < int(first):
-            raise KitError(f"{variable}={text}: the range {part.strip()} runs backwards; write {last}-{first}.")
-        if int(last) - int(first) > 9999:
-            raise KitError(f"{variable}={text}: the range {part.strip()} is longer than any suite.")
-        chosen.update(range(int(first), int(last) + 1))
+        if first < 1:
+            raise KitError(f"{given}: {noun}s count from 1.")
+        if last < first:
+            raise KitError(f"{given}: the range {part.strip()} runs backwards; write {last}-{first}.")
+        if last - first >= _LONGEST_RANGE:
+            raise KitError(f"{given}: the range {part.strip()} is longer than any suite.")
+        chosen.update(range(first, last + 1))
     return sorted(chosen)
 
 
@@ -139,7 +159,9 @@ def make(request: Request, device: Device | None = None) -> Plan:
     """
     tasks = [catalog.check_task(request.task)] if request.task else catalog.tasks()
     chosen = [catalog.check_language(request.language)] if request.language else list(catalog.LANGUAGES)
-    cases = parse_cases(request.cases) if request.cases else None
+    cases = None if request.cases is None else parse_cases(request.cases)
+    if request.suite:
+        catalog.check_suite(request.suite)
     config = _own_config(request)
     file = own_file(request)
     device = device or pick_device(request.device)
@@ -147,6 +169,7 @@ def make(request: Request, device: Device | None = None) -> Plan:
     suite = OWN_CONFIG if config else request.suite or ("judge" if device.is_gpu else "tiny")
     _check_suite_runs(request, suite, device)
     parallel, repeat = _parallel(request, device), _repeat(request)
+    deadline_s = _DEADLINE_S[device.kind] if request.deadline_s is None else parse_deadline(request.deadline_s)
 
     plan = Plan(device, [], [], parallel)
     named = bool(request.task and request.language)
@@ -175,7 +198,7 @@ def make(request: Request, device: Device | None = None) -> Plan:
                         submission=str(submission),
                         cases=cases,
                         device=device.kind,
-                        deadline_s=(request.deadline_s or _DEADLINE_S[device.kind]) * repeat,
+                        deadline_s=deadline_s * repeat,
                         settings={
                             "counts": request.counts,
                             "repeat": repeat,
@@ -244,7 +267,7 @@ def _parallel(request: Request, device: Device) -> int:
     jobs = parse_jobs(request.jobs)
     if device.is_gpu and jobs > 1 and request.time:
         raise KitError(
-            f"JOBS={request.jobs}: on a GPU the cases are timed, so they run one at a time; "
+            f"JOBS={shown(request.jobs)}: on a GPU the cases are timed, so they run one at a time; "
             "leave JOBS out, or add NOTIME=1 to check without timing."
         )
     return jobs
@@ -252,28 +275,42 @@ def _parallel(request: Request, device: Device) -> int:
 
 def parse_jobs(text: str) -> int:
     """A number of workers, at least 1. Raises KitError."""
-    if not (text.isascii() and text.isdecimal() and int(text) > 0):
-        raise KitError(f"JOBS={text}: write how many workers may run at a time, as in JOBS=2.")
-    return int(text)
+    jobs = whole_number(text)
+    if not jobs:
+        raise KitError(f"JOBS={shown(text)}: write how many workers may run at a time, as in JOBS=2.")
+    return jobs
 
 
 def _repeat(request: Request) -> int:
     if request.repeat is None:
         return 1
-    if not (request.repeat.isascii() and request.repeat.isdecimal() and int(request.repeat) > 0):
-        raise KitError(f"REPEAT={request.repeat}: write how often each case is judged, as in REPEAT=5.")
-    return int(request.repeat)
+    repeat = whole_number(request.repeat)
+    if not repeat:
+        raise KitError(f"REPEAT={shown(request.repeat)}: write how often each case is judged, as in REPEAT=5.")
+    return repeat
+
+
+def parse_deadline(text: str) -> float:
+    """Seconds, more than 0 and finite. Raises KitError."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise KitError(
+            f"--deadline={shown(text)}: write after how many seconds a case is taken to hang, as in --deadline=600."
+        )
+    return seconds
 
 
 def _own_config(request: Request) -> Path | None:
     if not request.config:
         return None
+    given = f"CONFIG={shown(request.config)}"
     if request.suite:
-        raise KitError(
-            f"CONFIG={request.config} and SUITE={request.suite}: the first replaces the second; give one of them."
-        )
+        raise KitError(f"{given} and SUITE={request.suite}: the first replaces the second; give one of them.")
     if not request.task:
-        raise KitError(f"CONFIG={request.config}: say which contract it follows, TASK={'|'.join(catalog.tasks())}.")
+        raise KitError(f"{given}: say which contract it follows, TASK={'|'.join(catalog.tasks())}.")
     return _existing("CONFIG", request.config)
 
 
@@ -282,18 +319,24 @@ def own_file(request: Request) -> Path | None:
     if not request.file:
         return None
     if not (request.task and request.language):
-        raise KitError(f"FILE={request.file}: say what it is, TASK=name and LANG={'|'.join(catalog.LANGUAGES)}.")
+        raise KitError(f"FILE={shown(request.file)}: say what it is, TASK=name and LANG={'|'.join(catalog.LANGUAGES)}.")
     return _existing("FILE", request.file)
 
 
 def _existing(name: str, value: str) -> Path:
+    given = f"{name}={shown(value)}"
     try:
         path = Path(value).expanduser().absolute()
-        is_folder, is_file = path.is_dir(), path.is_file()
-    except (OSError, RuntimeError) as error:  # a name that is too long; ~user without such a user
-        raise KitError(f"{name}={value}: no such file ({error}).", ExitCode.MISSING_FILE) from None
-    if is_folder:
-        raise KitError(f"{name}={value}: that is a folder; name the file in it.", ExitCode.MISSING_FILE)
-    if not is_file:
-        raise KitError(f"{name}={value}: no such file (looked for {path}).", ExitCode.MISSING_FILE)
+        kind = path.stat().st_mode
+    except FileNotFoundError:
+        raise KitError(f"{given}: no such file (looked for {shown(str(path))}).", ExitCode.MISSING_FILE) from None
+    except (OSError, RuntimeError, ValueError) as error:  # too long; ~user without such a user; a null character
+        reason = getattr(error, "strerror", None) or str(error)
+        raise KitError(f"{given}: no such file ({reason}).", ExitCode.MISSING_FILE) from None
+    if stat.S_ISDIR(kind):
+        raise KitError(f"{given}: that is a folder; name the file in it.", ExitCode.MISSING_FILE)
+    if not stat.S_ISREG(kind):  # workers read it again and again, and a pipe would make them wait
+        raise KitError(f"{given}: that is a pipe, a device or a socket; save it as a file.", ExitCode.MISSING_FILE)
+    if not os.access(path, os.R_OK):
+        raise KitError(f"{given}: this user may not read it; chmod +r makes it readable.", ExitCode.MISSING_FILE)
     return path

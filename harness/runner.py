@@ -13,10 +13,13 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+from harness.catalog import shown_path
 from harness.process import Interrupted, Worker
-from harness.verdict import CaseResult, Verdict
+from harness.text import ranges
+from harness.verdict import CaseResult, ExitCode, KitError, Verdict
 
 WORKER = (sys.executable, "-m", "harness.worker")
 
@@ -63,10 +66,12 @@ def _run_job(
     command: Sequence[str],
     parallel: int,
     notice: Callable[[Worker], None],
+    absent: Callable[[list[int], int], None],
 ) -> None:
-    """All cases of one job, each reported exactly once, by as many workers as it takes.
+    """All cases of one job that there are, each reported exactly once, by as many workers as it takes.
 
-    Every worker reports at least one case or is the last one, so this ends.
+    `absent` is told of those that there are not, and how many there are, before any case runs. Every worker reports at
+    least one case or is the last one, so this ends.
     """
     wanted = job.cases
     reported: set[int] = set()
@@ -76,14 +81,22 @@ def _run_job(
             reported.add(result.case)
             deliver(result)
 
+    def noticed(worker: Worker) -> None:
+        nonlocal wanted
+        count = worker.count
+        if wanted is not None and count is not None and max(wanted, default=0) > count:
+            beyond, wanted = [case for case in wanted if case > count], [case for case in wanted if case <= count]
+            absent(beyond, count)
+        notice(worker)
+
     remaining = wanted
     while True:
         worker = Worker(job, remaining, command, parallel)
-        worker.notice = notice
+        worker.notice = noticed
         failure = worker.watch(once, stop)
         if wanted is None and worker.count is not None:
             wanted = list(range(1, worker.count + 1))
-        remaining = [case for case in wanted or [0] if case not in reported]
+        remaining = [case for case in ([0] if wanted is None else wanted) if case not in reported]
         if not remaining:
             return
         verdict, detail = failure or (Verdict.RUNTIME_ERROR, "the worker ended before this case")
@@ -98,6 +111,10 @@ def _run_job(
             return
 
 
+def _no_such_case(cases: Sequence[int], there: str) -> KitError:
+    return KitError(f"CASES={ranges(cases)}: no such case; {there}.", ExitCode.MISSING_FILE)
+
+
 def run_jobs(
     jobs: Sequence[Job],
     on_result: Callable[[CaseResult], None],
@@ -110,10 +127,20 @@ def run_jobs(
     `on_result` is called in the calling thread, in order of arrival. Whatever ends the call, an interrupt from the
     keyboard or an error of `on_result` included, no worker process outlives it. `command` starts a worker. `notice` is
     called in other threads with a worker whose count of cases, case or phase has changed.
+
+    A job that names cases which its package does not have gets one SKIPPED record for them, the last of all. KitError
+    (MISSING_FILE) when no job has them: before any case runs where all jobs share one package, else at the end.
     """
     inbox: queue.Queue[tuple[int, CaseResult] | BaseException | None] = queue.Queue()
     stop = threading.Event()
     waiting = collections.deque(enumerate(jobs))
+    beyond: dict[int, tuple[list[int], int]] = {}  # by job: cases that its package does not have, how many it has
+    alone = len({job.config for job in jobs}) == 1
+
+    def absent(number: int, cases: list[int], count: int) -> None:
+        if alone:
+            raise _no_such_case(cases, f"{shown_path(jobs[number].config)} has cases 1 to {count}")
+        beyond[number] = cases, count
 
     def put(number: int, result: CaseResult) -> None:
         inbox.put((number, result))
@@ -125,7 +152,8 @@ def run_jobs(
                     number, job = waiting.popleft()
                 except IndexError:
                     return
-                _run_job(job, functools.partial(put, number), stop, command, parallel, notice)
+                deliver, lacking = functools.partial(put, number), functools.partial(absent, number)
+                _run_job(job, deliver, stop, command, parallel, notice, lacking)
         except Interrupted:
             pass
         except BaseException as error:
@@ -135,6 +163,11 @@ def run_jobs(
 
     threads = [threading.Thread(target=work) for _ in range(max(1, min(parallel, len(jobs))))]
     results: list[tuple[int, CaseResult]] = []
+
+    def receive(number: int, result: CaseResult) -> None:
+        results.append((number, result))
+        on_result(result)
+
     try:
         for thread in threads:
             thread.start()
@@ -146,12 +179,17 @@ def run_jobs(
             elif isinstance(item, BaseException):
                 raise item
             else:
-                results.append(item)
-                on_result(item[1])
+                receive(*item)
     finally:
         stop.set()
         for thread in threads:
             if thread.ident is not None:
                 thread.join()
+    for number, (cases, count) in sorted(beyond.items()):
+        detail = f"there is no case {ranges(cases)}: {Path(jobs[number].config).name} has cases 1 to {count}."
+        receive(number, jobs[number].result(cases[0], Verdict.SKIPPED, detail))
+    nowhere = set.intersection(*(set(cases) for cases, _ in beyond.values())) if len(beyond) == len(jobs) > 0 else None
+    if nowhere:
+        raise _no_such_case(sorted(nowhere), "none of these suites has it")
     results.sort(key=lambda item: (item[0], item[1].case))
     return [result for _, result in results]

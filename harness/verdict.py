@@ -48,7 +48,7 @@ class ExitCode(enum.IntEnum):
     USAGE = 2  # argparse's own code: a malformed command line
     UNKNOWN_TASK = 10
     UNKNOWN_LANGUAGE = 11
-    MISSING_FILE = 12
+    MISSING_FILE = 12  # or a suite, or a case
     NEEDS_DEVICE = 13  # asked for a device, or a suite, that this machine cannot run
     ENVIRONMENT = 14  # a Python package or a compiler is missing
     COMPILE_ERROR = 20

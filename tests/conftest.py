@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shutil
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
+from fake_runner import H200, FakeRunner
 
-from harness import journal
+from harness import catalog, devices, journal, languages, plan, runner
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -34,3 +36,40 @@ def checkout(tmp_path: Path) -> Path:
     for name in ("Makefile", "pyproject.toml"):
         shutil.copy(ROOT / name, root / name)
     return root
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeRunner:
+    """Two tasks: alpha has Triton and C++ submissions, beta Triton alone and a demo suite."""
+    tasks = tmp_path / "tasks"
+    files = [
+        *("alpha/reference.py", "alpha/testcase_config.py", "alpha/live_config.py", "alpha/tiny_config.py"),
+        *("alpha/triton/run_kernel.py", "alpha/cuda/run_kernel.cu"),
+        *("beta/reference.py", "beta/testcase_config.py", "beta/tiny_config.py", "beta/demo_config.py"),
+        "beta/triton/run_kernel.py",
+    ]
+    for name in files:
+        (tasks / name).parent.mkdir(parents=True, exist_ok=True)
+        (tasks / name).touch()
+    monkeypatch.setattr(catalog, "ROOT", tmp_path)
+    monkeypatch.setattr(catalog, "TASKS", tasks)
+    monkeypatch.setattr(journal, "FOLDER", tmp_path / "journal")
+    monkeypatch.setattr(plan, "_may_have_gpu", lambda: False)
+    monkeypatch.chdir(tmp_path)
+
+    def module(language: str) -> types.SimpleNamespace:
+        both = ("wave64", "warp32")
+        return types.SimpleNamespace(
+            variants=lambda device: both if language == "cuda" and not device.is_gpu else ("",)
+        )
+
+    monkeypatch.setattr(languages, "module", module)
+    fake = FakeRunner()
+    monkeypatch.setattr(runner, "run_jobs", fake)
+    return fake
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, fake: FakeRunner) -> FakeRunner:
+    monkeypatch.setattr(plan, "pick_device", lambda requested: devices.pick("cpu") if requested == "cpu" else H200)
+    return fake

@@ -1,4 +1,4 @@
-"""The command line: what it refuses and how, what it prints, its exit codes; then real workers with real faults."""
+"""The command line: what it runs, what it prints, its exit codes; then real workers with real faults."""
 
 from __future__ import annotations
 
@@ -9,83 +9,18 @@ import signal
 import subprocess
 import sys
 import time
-import types
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from fake_runner import FakeRunner, passed
 
-from harness import catalog, cli, console, devices, journal, languages, plan, runner
-from harness.devices import Device
+from harness import cli, console, plan, runner
 from harness.runner import Job
 from harness.verdict import CaseResult, ExitCode, KitError, Verdict
 
 ROOT = Path(__file__).resolve().parent.parent
-H200 = Device("cuda", "cuda", "NVIDIA H200", "sm90")
-
-
-def passed(job: Job, case: int) -> CaseResult:
-    return CaseResult(
-        job.task, job.language, job.variant, job.suite, case, f"label {case}", Verdict.PASS, Verdict.PASS, margin=0.25
-    )
-
-
-class FakeRunner:
-    """Stands for runner.run_jobs: answers each job with `answer`, remembers what it was given."""
-
-    def __init__(self) -> None:
-        self.jobs: list[Job] = []
-        self.parallel = 0
-        self.answer: Callable[[Job], list[CaseResult]] = lambda job: [passed(job, case) for case in job.cases or [1, 2]]
-
-    def __call__(
-        self, jobs: Sequence[Job], on_result: Callable[[CaseResult], None], parallel: int = 1
-    ) -> list[CaseResult]:
-        self.jobs, self.parallel = list(jobs), parallel
-        results = [result for job in jobs for result in self.answer(job)]
-        for result in results:
-            on_result(result)
-        return results
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeRunner:
-    """Two tasks: alpha has Triton and C++ submissions, beta Triton alone and a demo suite."""
-    tasks = tmp_path / "tasks"
-    files = [
-        *("alpha/reference.py", "alpha/testcase_config.py", "alpha/live_config.py", "alpha/tiny_config.py"),
-        *("alpha/triton/run_kernel.py", "alpha/cuda/run_kernel.cu"),
-        *("beta/reference.py", "beta/testcase_config.py", "beta/tiny_config.py", "beta/demo_config.py"),
-        "beta/triton/run_kernel.py",
-    ]
-    for name in files:
-        (tasks / name).parent.mkdir(parents=True, exist_ok=True)
-        (tasks / name).touch()
-    monkeypatch.setattr(catalog, "ROOT", tmp_path)
-    monkeypatch.setattr(catalog, "TASKS", tasks)
-    monkeypatch.setattr(journal, "FOLDER", tmp_path / "journal")
-    monkeypatch.setattr(plan, "_may_have_gpu", lambda: False)
-    monkeypatch.chdir(tmp_path)
-
-    def module(language: str) -> types.SimpleNamespace:
-        both = ("wave64", "warp32")
-        return types.SimpleNamespace(
-            variants=lambda device: both if language == "cuda" and not device.is_gpu else ("",)
-        )
-
-    monkeypatch.setattr(languages, "module", module)
-    fake = FakeRunner()
-    monkeypatch.setattr(runner, "run_jobs", fake)
-    return fake
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch, fake: FakeRunner) -> FakeRunner:
-    monkeypatch.setattr(plan, "pick_device", lambda requested: devices.pick("cpu") if requested == "cpu" else H200)
-    return fake
 
 
 # -- what is run
@@ -163,122 +98,6 @@ def test_a_language_whose_package_is_missing(
     assert cli.main(["check", "--lang=triton"]) == ExitCode.ENVIRONMENT
 
 
-# -- what is refused
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "sentence"),
-    [
-        (["--task=nope"], ExitCode.UNKNOWN_TASK, "TASK=nope: no such task"),
-        (["--task=alhpa"], ExitCode.UNKNOWN_TASK, "did you mean alpha?"),
-        (["--lang=rust"], ExitCode.UNKNOWN_LANGUAGE, "LANG=rust: no such language"),
-        (["--suite=jugde"], ExitCode.USAGE, "did you mean judge?"),
-        (["--device=tpu"], ExitCode.USAGE, "DEVICE=tpu: no such device"),
-        (["--suite=judge"], ExitCode.NEEDS_DEVICE, "run `make check SUITE=tiny` here"),
-        (["--suite=live", "--task=alpha"], ExitCode.NEEDS_DEVICE, "run `make check TASK=alpha SUITE=tiny` here"),
-        (["--jobs=0"], ExitCode.USAGE, "JOBS=0:"),
-        (["--jobs=two"], ExitCode.USAGE, "JOBS=two:"),
-        (["--task=alpha", "--lang=triton", "--file=no.py"], ExitCode.MISSING_FILE, "FILE=no.py: no such file"),
-        (["--task=alpha", "--lang=triton", "--file=tasks"], ExitCode.MISSING_FILE, "FILE=tasks: that is a folder"),
-        (
-            ["--task=alpha", "--lang=triton", "--file=~nobody-here/k.py"],
-            ExitCode.MISSING_FILE,
-            "FILE=~nobody-here/k.py",
-        ),
-        (["--task=alpha", "--config=" + 300 * "k"], ExitCode.MISSING_FILE, "kkk: no such file"),
-        (["--task=alpha", "--file=tasks"], ExitCode.USAGE, "LANG=cuda|triton|tilelang"),
-        (["--config=no.py"], ExitCode.USAGE, "TASK=alpha|beta"),
-        (["--task=alpha", "--config=no.py"], ExitCode.MISSING_FILE, "CONFIG=no.py: no such file"),
-        (["--task=alpha", "--config=no.py", "--suite=tiny"], ExitCode.USAGE, "the first replaces the second"),
-        (["--cases=1,,2"], ExitCode.USAGE, "CASES=1,,2: an empty part is no case"),
-    ],
-)
-def test_a_mistake_is_one_sentence_and_an_exit_code(
-    fake: FakeRunner, capsys: pytest.CaptureFixture[str], words: list[str], code: ExitCode, sentence: str
-) -> None:
-    assert cli.main(["check", *words]) == code
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert sentence in captured.err
-    assert captured.err.count("\n") == 1
-    assert fake.jobs == []
-
-
-def test_a_mistake_under_json_is_one_document(fake: FakeRunner, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["check", "--json", "--task=nope"]) == ExitCode.UNKNOWN_TASK
-    document = json.loads(capsys.readouterr().out)
-    assert document["exit_code"] == ExitCode.UNKNOWN_TASK
-    assert document["error"].startswith("TASK=nope: no such task")
-
-
-def test_several_workers_on_a_gpu_are_refused(gpu: FakeRunner, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["check", "--jobs=2"]) == ExitCode.USAGE
-    assert "JOBS=2: on a GPU the cases are timed" in capsys.readouterr().err
-
-
-def test_an_unknown_option_is_argparse_s_error(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["check", "--tas=alpha"])  # no abbreviations: they would break when an option is added
-    assert caught.value.code == ExitCode.USAGE
-    assert "--tas=alpha" in capsys.readouterr().err
-
-
-# -- cases
-
-
-@given(st.sets(st.integers(min_value=1, max_value=40), min_size=1), st.randoms(use_true_random=False))
-def test_any_way_to_write_a_set_of_cases_gives_that_set(chosen: set[int], random: object) -> None:
-    shuffle, coin = random.shuffle, random.random  # type: ignore[attr-defined]
-    parts = [f"{case}-{case}" if coin() < 0.3 else f"{case}" for case in chosen]
-    parts += [f"{case} - {case + 1}" for case in chosen if case + 1 in chosen and coin() < 0.5]
-    shuffle(parts)
-    assert plan.parse_cases(",".join(parts)) == sorted(chosen)
-
-
-@pytest.mark.parametrize(
-    "text", ["0", "1-0", "3-1", "-1", "1-", "a", "1,x", "1;2", "1.5", "", ",", "1--2", "1-2-3", "²"]
-)
-def test_what_is_no_list_of_cases_is_refused_with_its_text(text: str) -> None:
-    with pytest.raises(KitError, match="CASES=") as caught:
-        plan.parse_cases(text)
-    assert f"CASES={text}:" in str(caught.value)
-
-
-# -- devices
-
-
-def test_no_device_node_means_no_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "_may_have_gpu", lambda: False)
-    monkeypatch.setattr(plan.subprocess, "run", lambda *_, **__: pytest.fail("a process was started"))
-    assert plan.pick_device(None).kind == "cpu"
-
-
-def test_the_look_up_gives_devices_and_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = subprocess.run
-
-    def answer(probe: str) -> None:
-        monkeypatch.setattr(
-            plan.subprocess, "run", lambda command, **options: real([command[0], "-c", probe, command[3]], **options)
-        )
-
-    monkeypatch.setattr(plan, "_may_have_gpu", lambda: True)
-    answer(f"import json; print(json.dumps({{'device': {dataclasses.asdict(H200)!r}}}))")
-    assert plan.pick_device(None) == H200
-    answer("import json, sys; print(json.dumps({'error': sys.argv[1] + ' is not here', 'code': 13}))")
-    with pytest.raises(KitError, match="maca is not here") as caught:
-        plan.pick_device("maca")
-    assert caught.value.code is ExitCode.NEEDS_DEVICE
-    answer("raise SystemExit('driver too old')")
-    with pytest.raises(KitError, match=r"driver too old.*DEVICE=cpu"):
-        plan.pick_device(None)
-
-
-def test_the_command_line_imports_neither_torch_nor_a_language() -> None:
-    code = "import sys, harness.cli; print([m for m in ('torch', 'triton', 'tilelang', 'numpy') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, encoding="utf-8", check=True)
-    assert done.stdout.strip() == "[]"
-
-
 # -- what is printed
 
 
@@ -320,12 +139,6 @@ def test_what_a_submission_printed_is_shown_below_its_case(
     assert "\x1b" not in out
 
 
-def test_the_command_to_run_again_carries_what_was_given(tmp_path: Path) -> None:
-    request = plan.Request(task="alpha", language="cuda", file="my file.cu", device="cpu", suite="tiny")
-    result = CaseResult("alpha", "cuda", "wave64", "tiny", 3)
-    assert request.again(result) == "make check TASK=alpha LANG=cuda CASES=3 SUITE=tiny DEVICE=cpu 'FILE=my file.cu'"
-
-
 def test_the_summary_counts_the_verdict_that_is_bad() -> None:
     def case(judge: Verdict, strict: Verdict) -> CaseResult:
         return CaseResult("alpha", "triton", "", "tiny", 1, judge=judge, strict=strict)
@@ -352,6 +165,32 @@ def test_json_is_one_document_and_nothing_else(fake: FakeRunner, capsys: pytest.
     records = {(record["language"], record["strict"]): record for record in document["records"]}
     assert records["triton", "PASS"]["margin"] is None
     assert records["triton", "PASS"]["output"] == "héllo ✓"
+
+
+def test_a_case_that_no_suite_has_is_named_and_no_success(
+    fake: FakeRunner, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_jobs(jobs: Sequence[Job], on_result: Callable[[CaseResult], None], parallel: int) -> list[CaseResult]:
+        on_result(passed(jobs[0], 1))
+        raise KitError("CASES=99: no such case; none of these suites has it.", ExitCode.MISSING_FILE)
+
+    monkeypatch.setattr(runner, "run_jobs", run_jobs)
+    assert cli.main(["check", "--cases=1,99", "--json"]) == ExitCode.MISSING_FILE
+    captured = capsys.readouterr()
+    document = json.loads(captured.out)
+    assert (document["exit_code"], len(document["records"])) == (ExitCode.MISSING_FILE, 4)  # three are SKIPPED
+    assert document["error"] == captured.err.strip() == "CASES=99: no such case; none of these suites has it."
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_is_ignored_stays_so(fake: FakeRunner, number: signal.Signals) -> None:
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        fake.answer = lambda job: [signal.raise_signal(number) or passed(job, 1)]
+        assert cli.main(["check"]) == 0
+        assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -437,7 +276,9 @@ def test_a_faulty_submission_has_its_own_verdict_and_exit_code(tmp_path: Path, f
     assert done.stdout.splitlines()[2].split()[-7:-5] == [verdict, verdict]
     assert "Traceback" not in done.stdout + done.stderr
     assert len(done.stdout) < 10_000
-    assert "    again: make check TASK=ragged_prefill LANG=triton CASES=1 DEVICE=cpu FILE=" in done.stdout
+    again = "again: .venv/bin/python -m harness check --task=ragged_prefill --lang=triton --cases=1 --device=cpu"
+    assert f"    {again} --file=" in done.stdout
+    assert " --deadline=3 --no-lint\n" in done.stdout
     assert done.stdout.splitlines()[-1].startswith(f"0 of 1 PASS, 1 {verdict}; ")
 
 

@@ -16,7 +16,7 @@ import pytest
 from harness import catalog, process
 from harness.process import Capture, environment
 from harness.runner import Job, run_jobs
-from harness.verdict import CaseResult, Verdict
+from harness.verdict import CaseResult, ExitCode, KitError, Verdict
 
 SUBMISSIONS = Path(__file__).parent / "submissions"
 STUB = (sys.executable, str(SUBMISSIONS / "stub_worker.py"))
@@ -211,13 +211,37 @@ def test_a_file_that_is_missing_fails_every_case() -> None:
     assert "FileNotFoundError" in results[0].detail
 
 
-def test_cases_that_are_not_there_are_skipped_with_the_reason() -> None:
-    results = run_jobs([job("good", cases=[3, 4], required=True)], lambda result: None, command=STUB)
+def test_cases_that_are_not_there_are_refused_before_any_runs() -> None:
+    arrived: list[CaseResult] = []
+    jobs = [job("good", cases=[3, 4, 5, 6, 9]), job("good", cases=[3, 4, 5, 6, 9], variant="other")]
+    with pytest.raises(KitError) as caught:
+        run_jobs(jobs, arrived.append, parallel=2, command=STUB)
+    assert str(caught.value) == "CASES=4-6,9: no such case; testcase_config.py has cases 1 to 3."
+    assert caught.value.code is ExitCode.MISSING_FILE
+    assert arrived == []
+
+
+def test_cases_that_one_suite_of_several_lacks_are_skipped_there() -> None:
+    jobs = [job("good", cases=[3, 4], required=True), job("good", cases=[3, 4], config="four cases.py")]
+    results = run_jobs(jobs, lambda result: None, command=STUB)
     assert [(result.case, result.strict, result.required) for result in results] == [
         (3, PASS, True),
         (4, Verdict.SKIPPED, True),
+        (3, PASS, False),
+        (4, PASS, False),
     ]
     assert results[1].detail == "there is no case 4: testcase_config.py has cases 1 to 3."
+
+
+@pytest.mark.parametrize("cases", [[4, 5], [3, 4, 5], [5]])
+def test_a_case_that_no_suite_has_is_refused_when_the_others_have_run(cases: list[int]) -> None:
+    arrived: list[CaseResult] = []
+    jobs = [job("good", cases=cases), job("good", cases=cases, config="four cases.py")]
+    with pytest.raises(KitError, match="CASES=5: no such case; none of these suites has it") as caught:
+        run_jobs(jobs, arrived.append, command=STUB)
+    assert caught.value.code is ExitCode.MISSING_FILE
+    assert sorted(result.case for result in arrived if result.ok) == {2: [4], 3: [3, 3, 4], 1: []}[len(cases)]
+    assert sum(result.strict is Verdict.SKIPPED for result in arrived) == 2
 
 
 # -- nothing is left behind ----------------------------------------------------------------------------------------
@@ -317,12 +341,11 @@ def test_exact_allocations(
 # -- the real worker -----------------------------------------------------------------------------------------------
 
 
-def test_a_real_worker_judges_names_the_line_and_the_missing_case() -> None:
+def test_a_real_worker_judges_and_names_the_line() -> None:
     config = str(catalog.suite_path("ragged_prefill", "tiny"))
-    results = run_jobs(
-        [job("raising_kernel", cases=[1, 999], config=config, settings={"lint": False})], lambda result: None
-    )
-    assert [result.strict for result in results] == [Verdict.RUNTIME_ERROR, Verdict.SKIPPED]
+    jobs = [job("raising_kernel", cases=[1], config=config, settings={"lint": False})]
+    results = run_jobs(jobs, lambda result: None)
+    assert [result.strict for result in results] == [Verdict.RUNTIME_ERROR]
     assert "ZeroDivisionError" in results[0].detail
     assert "raising_kernel.py:20" in results[0].detail
     assert "Traceback" not in results[0].detail + results[0].output

@@ -18,7 +18,7 @@ class StubSession:
         self.names = {}
 
     def count(self):
-        return 3
+        return 4 if self.job.config.startswith("four") else 3
 
     def load(self):
         self.names = runpy.run_path(str(Path(self.job.submission).resolve()))
