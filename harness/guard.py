@@ -73,6 +73,11 @@ def bits(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1).view(_BITS[tensor.element_size()])
 
 
+def copy(tensor: Tensor) -> Tensor:
+    """A copy of a contiguous tensor, bit by bit: clone() turns the poison in a bool tensor into True."""
+    return bits(tensor).clone().view(tensor.dtype).view(tensor.shape)
+
+
 def _signed(value: int, dtype: torch.dtype) -> int:
     width = 8 * dtype.itemsize
     return value if dtype is torch.uint8 or value < 1 << (width - 1) else value - (1 << width)
@@ -231,12 +236,7 @@ class Buffers:
 
     def snapshot(self) -> dict[int, Tensor]:
         """Copies of the outputs, by argument index."""
-        # By bytes: cloning a bool tensor would turn poison into True.
-        return {
-            index: slot.data.clone().view(slot.dtype).view(slot.shape)
-            for index, slot in self._slots()
-            if slot.is_output
-        }
+        return {index: copy(slot.view()) for index, slot in self._slots() if slot.is_output}
 
     def arm(self, round_: int) -> None:
         """Before run `round_`: fill the red zones, poison the outputs, restore the contents of INOUT arguments."""
@@ -290,12 +290,18 @@ class Buffers:
         where = f"memory {side} the tensor was written, at element offset {index} of {count} elements"
         return Finding(Verdict.OUT_OF_BOUNDS, f"{slot.name}: {where}")
 
-    def mutated(self) -> list[Finding]:
-        """INPUT_MUTATED for every input whose fingerprint is not the one taken when it was filled."""
+    def overwritten(self) -> list[str]:
+        """Names of the inputs whose fingerprint is not the one taken when they were filled."""
         return [
-            Finding(Verdict.INPUT_MUTATED, f"{slot.name} is an input and was overwritten")
+            slot.name
             for _, slot in self._slots()
             if slot.role is Role.INPUT and fingerprint(slot.data) != slot.hash
+        ]
+
+    def mutated(self) -> list[Finding]:
+        """INPUT_MUTATED for every input that was overwritten."""
+        return [
+            Finding(Verdict.INPUT_MUTATED, f"{name} is an input and was overwritten") for name in self.overwritten()
         ]
 
     def refill(self, args: list[Any]) -> bool:

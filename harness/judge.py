@@ -11,31 +11,29 @@ The order of a case, with the phases that a progress display sees:
     run        run 3 on other data behind the same pointers, and the strict rule on it
     time       on a GPU: ours and the baseline, alternating (timing.py)
 
-Everything that is found wrong is kept, and the strict verdict is the one that explains the most: TAMPERED (nothing
-measured afterwards can be trusted), then damage (OUT_OF_BOUNDS, INPUT_MUTATED), which makes any value meaningless, then
-UNWRITTEN_OUTPUT before NON_FINITE before WRONG_ANSWER, since poison left behind is itself not finite and a value that
-is not finite is wrong, then NONDETERMINISTIC, which matters alone only where every value was right. A failed run
-(RUNTIME_ERROR, OUT_OF_MEMORY, whatever the language's runtime names) ends the case at once and outranks all but
-TAMPERED and damage already seen. The judge verdict is worked out even when the strict one is bad, so that one can see
-what the judge would have let pass.
+Everything that is found wrong is kept (ledger.py says which of it becomes the strict verdict). A failed run
+(RUNTIME_ERROR, OUT_OF_MEMORY, whatever the language's runtime names) ends the case at once. The judge verdict is worked
+out even when the strict one is bad, so that one can see what the judge would have let pass.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from harness import faults, guard, score, strict, tamper, timing
+from harness.catalog import shown_path
 from harness.contract import Contract
 from harness.devices import Device
 from harness.faults import BaselineUnavailable, PackageError
 from harness.guard import Buffers, Finding
 from harness.languages import Submission
 from harness.languages.python_source import describe
+from harness.ledger import Ledger
 from harness.package import Case, Package
 from harness.roles import find_roles
 from harness.verdict import CaseResult, KernelFault, KitError, Verdict
@@ -50,30 +48,6 @@ LATE_S = 0.02  # how long a run may have work left elsewhere before its output i
 TIMING_BUDGET_S = 2.0
 
 _sleep = time.sleep
-_PRECEDENCE = (
-    Verdict.TAMPERED,
-    Verdict.OUT_OF_BOUNDS,
-    Verdict.INPUT_MUTATED,
-    Verdict.RESOURCE_LIMIT,
-    Verdict.COMPILE_ERROR,
-    Verdict.LINT_ERROR,
-    Verdict.RUNTIME_ERROR,
-    Verdict.RACE,
-    Verdict.UNINITIALISED_READ,
-    Verdict.OUT_OF_MEMORY,
-    Verdict.PACKAGE_ERROR,
-    Verdict.UNWRITTEN_OUTPUT,
-    Verdict.NON_FINITE,
-    Verdict.WRONG_ANSWER,
-    Verdict.NONDETERMINISTIC,
-    Verdict.SUSPECT_TIME,
-    Verdict.SKIPPED,
-)
-
-
-def worst(findings: Sequence[Finding]) -> Finding | None:
-    """The finding that explains most (see above), the earliest of its kind; None of none."""
-    return min(findings, key=lambda finding: _PRECEDENCE.index(finding.verdict), default=None)
 
 
 def run_case(
@@ -106,20 +80,20 @@ def run_case(
     try:
         trial.go()
     except KernelFault as fault:
-        trial.found(fault.verdict, fault.message)
-        trial.judge(fault.verdict)
+        trial.ledger.found(fault.verdict, fault.message)
+        trial.ledger.judge(fault.verdict)
     except PackageError as error:
         # Without a contract a baseline that cannot run leaves nothing to compare with, and nobody is to blame.
         verdict = Verdict.SKIPPED if isinstance(error, BaselineUnavailable) else Verdict.PACKAGE_ERROR
-        trial.found(verdict, str(error))
-        trial.judge(verdict)
+        trial.ledger.found(verdict, str(error))
+        trial.ledger.judge(verdict)
     except Exception as error:
         named = trial.classify(error)
         if named is None:
             raise
-        trial.findings.append(named)
-        trial.judge(named.verdict)
-    trial.conclude()
+        trial.ledger.findings.append(named)
+        trial.ledger.judge(named.verdict)
+    trial.ledger.conclude(package.notes)
     return result
 
 
@@ -140,10 +114,8 @@ class _Trial:
         self.device, self.result = device, result
         self.exact, self.timed, self.budget_s = False, False, TIMING_BUDGET_S
         self.timer: Timer = timing.pair
-        self.findings: list[Finding] = []
+        self.ledger = Ledger(result)
         self._announce, self._phase = phase, "generate"
-        self._judged = False
-        self._refusal = ""  # why the package's check said no
         self._counts: dict[str, Any] = {}
         self.base = 0  # what every seed of the first set of data is moved by
         self._shift = 0
@@ -158,20 +130,6 @@ class _Trial:
         self._phase = name
         self._announce(name)
 
-    def found(self, verdict: Verdict, detail: str) -> None:
-        """Something is wrong."""
-        self.findings.append(Finding(verdict, detail))
-
-    def note(self, text: str) -> None:
-        """Something worth knowing that changes no verdict."""
-        if text not in self.result.notes:
-            self.result.notes.append(text)
-
-    def judge(self, verdict: Verdict) -> None:
-        """The judge verdict, unless there is one."""
-        if not self._judged:
-            self.result.judge, self._judged = verdict, True
-
     def classify(self, error: Exception) -> Finding | None:
         """The finding behind an exception that came from outside the submission's calls; None: it is a bug of ours."""
         said = f"{type(error).__name__}: {_one_line(error)}"
@@ -185,18 +143,6 @@ class _Trial:
         if self._phase == "strict" and self.contract is not None:
             return Finding(Verdict.PACKAGE_ERROR, f"{self.contract.path.name} cannot be held against ({said})")
         return None
-
-    def conclude(self) -> None:
-        """Write the strict verdict and the detail into the record."""
-        self.result.notes += [text for text in self.package.notes if text not in self.result.notes]
-        finding = worst(self.findings)
-        self.result.strict = Verdict.PASS if finding is None else finding.verdict
-        self.result.detail = self._refusal if finding is None else finding.detail
-        if finding is not None and self._refusal:
-            self.note(self._refusal)
-        for verdict, detail in {other.verdict: other for other in reversed(self.findings)}.values():
-            if finding is not None and verdict is not finding.verdict:
-                self.note(f"also {verdict}: {detail}")
 
     # -- the steps -------------------------------------------------------------------------------------------------
 
@@ -225,9 +171,9 @@ class _Trial:
             self._strict(first, "")
         else:
             self._plain(first)
-            self.note("no reference for this task: strict means finite, written, in bounds and repeatable")
+            self.ledger.note("no reference for this task: strict means finite, written, in bounds and repeatable")
         second = self._second_seed()
-        if self.timed and not self.findings and self.result.judge is Verdict.PASS:
+        if self.timed and not self.ledger.findings and self.result.judge is Verdict.PASS:
             self._time(second if second is not None else first, timed_baseline=baseline)
 
     # -- running ---------------------------------------------------------------------------------------------------
@@ -268,21 +214,21 @@ class _Trial:
         for index, now in buffers.outputs().items():
             late = guard.differences(seen[index], now)
             if late is not None:
-                self.found(
+                self.ledger.found(
                     Verdict.UNWRITTEN_OUTPUT,
                     f"{late.number} of {now.numel()} elements of {self.names[index]} were written only after the "
                     f"current stream had finished{label}: work was left on another stream or thread",
                 )
-        self.findings += [Finding(verdict, detail + label) for verdict, detail in buffers.damage()]
+        self.ledger.findings += [Finding(verdict, detail + label) for verdict, detail in buffers.damage()]
         mutated = buffers.mutated()
-        self.findings += [Finding(verdict, detail + label) for verdict, detail in mutated]
+        self.ledger.findings += [Finding(verdict, detail + label) for verdict, detail in mutated]
         if mutated:
             self._refill(self._shift)
         return seen
 
     def _look_for_tampering(self) -> None:
         for name in tamper.changed():
-            self.found(Verdict.TAMPERED, f"the submission replaced {name}")
+            self.ledger.found(Verdict.TAMPERED, f"the submission replaced {name}")
             return
 
     def _refill(self, shift: int) -> bool:
@@ -303,7 +249,7 @@ class _Trial:
             if apart is not None and not self._poison_explains(index, before, second[index]):
                 where = strict.place(apart.first, before.shape)
                 values = [tensor.reshape(-1)[apart.first].item() for tensor in (before, second[index])]
-                self.found(
+                self.ledger.found(
                     Verdict.NONDETERMINISTIC,
                     f"{self.names[index]}{where} = {values[0]} and then {values[1]} on the same data; "
                     f"{apart.number} of {before.numel()} elements differ between two runs",
@@ -318,7 +264,7 @@ class _Trial:
         left = guard.unwritten(first, second) if index in self.buffers.poisoned() else None
         if left is not None:
             where = strict.place(left.first, first.shape)
-            self.found(
+            self.ledger.found(
                 Verdict.UNWRITTEN_OUTPUT,
                 f"{left.number} of {first.numel()} elements of {self.names[index]} were never written{label}, "
                 f"the first is {self.names[index]}{where}",
@@ -327,9 +273,10 @@ class _Trial:
     # -- comparing -------------------------------------------------------------------------------------------------
 
     def _target(self, outputs: dict[int, Tensor]) -> list[Any]:
+        """The arguments after a run, for the package's check. It may work in its outputs: they are copies."""
         args = self.buffers.arguments()
         for index, value in outputs.items():
-            args[index] = value
+            args[index] = guard.copy(value)
         return args
 
     def _expected(self, outputs: dict[int, Tensor]) -> bool:
@@ -346,9 +293,20 @@ class _Trial:
             own = False
             expected = self._substitute(originals)
             self.result.baseline = f"reference.py ({error.module} not importable)"
-        self.phase("check")
-        self._check(originals, outputs, expected)
+        if not self._package_wrote("baseline"):
+            self.phase("check")
+            self._check(originals, outputs, expected)
         return own
+
+    def _package_wrote(self, function: str) -> bool:
+        """Whether the package's own function wrote into inputs. That is not the kernel's fault; they are put back."""
+        names = self.buffers.overwritten()
+        if names:
+            where = shown_path(self.package.path)
+            self.ledger.found(Verdict.PACKAGE_ERROR, f"{where}: {function} wrote into the input {', '.join(names)}")
+            self.ledger.judge(Verdict.PACKAGE_ERROR)
+            self._refill(self._shift)
+        return bool(names)
 
     def _substitute(self, originals: list[Any]) -> list[Any]:
         assert self.contract is not None
@@ -367,12 +325,14 @@ class _Trial:
         try:
             good, said = self.package.check(self.case, originals, self._target(outputs), expected)
         except PackageError as error:
-            self.judge(Verdict.PACKAGE_ERROR)
-            self.found(Verdict.PACKAGE_ERROR, str(error))
+            self.ledger.judge(Verdict.PACKAGE_ERROR)
+            self.ledger.found(Verdict.PACKAGE_ERROR, str(error))
             return
-        self.judge(Verdict.PASS if good else Verdict.WRONG_ANSWER)
+        if self._package_wrote("check"):
+            return
+        self.ledger.judge(Verdict.PASS if good else Verdict.WRONG_ANSWER)
         if not good:
-            self._refusal = f"the package's check says no{': ' + said.splitlines()[-1] if said else ''}"
+            self.ledger.refusal = f"the package's check says no{': ' + said.splitlines()[-1] if said else ''}"
         if said and (good or len(said.splitlines()) > 1):
             self.result.said = said
 
@@ -385,7 +345,7 @@ class _Trial:
             agreement = strict.compare(name, outputs[self.names.index(name)], truth[name], honest[name])
             self.result.margin = max(self.result.margin or 0.0, agreement.margin)
             if agreement.finding is not None:
-                self.found(agreement.finding.verdict, agreement.finding.detail + label)
+                self.ledger.found(agreement.finding.verdict, agreement.finding.detail + label)
 
     def _plain(self, outputs: dict[int, Tensor]) -> None:
         """Without a reference: every floating-point output finite."""
@@ -393,7 +353,8 @@ class _Trial:
             bad = strict.first_non_finite(value)
             if bad is not None:
                 where = strict.place(bad.first, value.shape)
-                self.found(Verdict.NON_FINITE, f"{self.names[index]}{where}: {bad.number} elements are not finite")
+                detail = f"{self.names[index]}{where}: {bad.number} elements are not finite"
+                self.ledger.found(Verdict.NON_FINITE, detail)
 
     def _second_seed(self) -> dict[int, Tensor] | None:
         """Run 3: other data behind the same pointers. Returns its outputs, None when the data cannot be moved."""
@@ -402,10 +363,10 @@ class _Trial:
         try:
             moved = self._refill(self.base + SHIFT)
         except (PackageError, ValueError) as error:
-            self.note(f"no second seed: {error}")
+            self.ledger.note(f"no second seed: {error}")
             return None
         if not moved:
-            self.note("no second seed: the package's data depends on none")
+            self.ledger.note("no second seed: the package's data depends on none")
         self.phase("run")
         outputs = self._observe(0, label)
         for index, value in outputs.items():
@@ -422,9 +383,13 @@ class _Trial:
         self.phase("check")
         originals = self.buffers.originals()
         expected = self.package.run_baseline(self.case, originals)
+        if self._package_wrote("baseline"):
+            return
         good, said = self.package.check(self.case, originals, self._target(outputs), expected)
+        if self._package_wrote("check"):
+            return
         if not good and self.result.judge is Verdict.PASS:
-            self.found(Verdict.WRONG_ANSWER, f"the package's check says no with the second seed {said}".rstrip())
+            self.ledger.found(Verdict.WRONG_ANSWER, f"the package's check says no with the second seed {said}".rstrip())
 
     # -- timing ----------------------------------------------------------------------------------------------------
 
@@ -449,10 +414,10 @@ class _Trial:
         else:
             times = self.timer(ours, self._peer(), self.budget_s, workload, hooks)
         self._look_for_tampering()
-        self.findings += self.buffers.damage()
-        self.findings += self.buffers.mutated()
+        self.ledger.findings += self.buffers.damage()
+        self.ledger.findings += self.buffers.mutated()
         if times.wrong_calls:
-            self.found(
+            self.ledger.found(
                 Verdict.WRONG_ANSWER,
                 f"timed call {times.wrong_calls[0] + 1} gave another output than the checked call on the same data",
             )
@@ -460,8 +425,8 @@ class _Trial:
         self.result.notes += times.notes
         self.result.figures = times.figures
         if times.suspicion:
-            self.found(Verdict.SUSPECT_TIME, times.suspicion)
-        elif times.baseline_ms is not None and not self.findings:
+            self.ledger.found(Verdict.SUSPECT_TIME, times.suspicion)
+        elif times.baseline_ms is not None and not self.ledger.findings:
             self.result.score = score.preview(times.ours_ms, times.baseline_ms)
 
     def _peer(self) -> Callable[[], object] | None:
@@ -471,7 +436,7 @@ class _Trial:
         try:
             name, call = self.contract.peer(*self.buffers.originals())
         except ImportError as error:
-            self.note(f"not timed against another library either: {_one_line(error)}")
+            self.ledger.note(f"not timed against another library either: {_one_line(error)}")
             return None
         self.result.peer = name
         return call

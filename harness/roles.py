@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from harness import guard
@@ -42,8 +43,16 @@ def find_roles(
 def _probe(package: Package, case: Case, args: Sequence[Any]) -> tuple[dict[int, Role], list[str]]:
     """Roles of all arguments but the inputs, by running the baseline twice and the check on poison; and notes.
 
-    Raises BaselineUnavailable when the baseline cannot run and the package declares nothing.
+    Raises BaselineUnavailable when the baseline cannot run and the package declares nothing, PackageError when baseline
+    or check writes into an input.
     """
+    before = {index: _hash(arg) for index, arg in enumerate(args) if isinstance(arg, Tensor)}
+
+    def unharmed(function: str) -> None:
+        for index in before.keys() - roles.keys():
+            if _hash(args[index]) != before[index]:
+                raise PackageError(package.path, function, f"{function} wrote into the input argument {index + 1}")
+
     tensors = {index for index, arg in enumerate(args) if isinstance(arg, Tensor)}
     declared = None if package.outputs is None else set(package.outputs) & tensors
     roles = {index: Role.INOUT if index in package.inout else Role.OUTPUT for index in declared or ()}
@@ -56,6 +65,7 @@ def _probe(package: Package, case: Case, args: Sequence[Any]) -> tuple[dict[int,
             if role is Role.OUTPUT:
                 poisoned[index] = _poisoned(args[index])
         again = package.run_baseline(case, poisoned)
+        unharmed("baseline")
     except BaselineUnavailable as error:
         if declared is None:
             raise
@@ -66,12 +76,17 @@ def _probe(package: Package, case: Case, args: Sequence[Any]) -> tuple[dict[int,
             roles[index] = Role.INOUT
             notes.append(f"argument {index + 1} keeps its contents: the baseline's result depends on them")
     ignored = {index for index in roles if _ignored(package, case, args, result, index)}
+    unharmed("check")
     if ignored != set(roles):
         roles |= dict.fromkeys(ignored, Role.WORKSPACE)
         notes += [f"argument {index + 1} is taken for a workspace: check accepts anything there" for index in ignored]
     else:
         notes.append("check accepts anything in every output")
     return roles, notes
+
+
+def _hash(tensor: Tensor) -> int:
+    return guard.fingerprint(guard.bits(tensor.contiguous()).view(torch.uint8))
 
 
 def _poisoned(tensor: Tensor) -> Tensor:

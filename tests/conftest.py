@@ -6,12 +6,16 @@ import shutil
 import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
 from fake_runner import H200, FakeRunner
 
 from harness import catalog, devices, journal, languages, plan, runner
+
+if TYPE_CHECKING:
+    from judged import Bench
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -73,3 +77,15 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeRunner:
 def gpu(monkeypatch: pytest.MonkeyPatch, fake: FakeRunner) -> FakeRunner:
     monkeypatch.setattr(plan, "pick_device", lambda requested: devices.pick("cpu") if requested == "cpu" else H200)
     return fake
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """A bench whose judge does not wait: what a kernel left on a thread (judged.Later) is done the moment it would."""
+    import judged  # torch is only for the tests that need it
+
+    from harness import judge, tamper
+
+    monkeypatch.setattr(tamper, "_taken", None)
+    monkeypatch.setattr(judge, "_sleep", judged.Later.finish)
+    return judged.Bench(tmp_path)
