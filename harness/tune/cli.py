@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from harness import catalog, journal, plan, runner
+from harness.bench.record import slug
 from harness.console import printable
 from harness.devices import Device
+from harness.lint_cli import shown
 from harness.runner import Job
 from harness.tune import places, search, space
 from harness.tune.search import Trial
@@ -201,7 +203,7 @@ class _Run:
         print("\n".join(advice))
         seconds = time.monotonic() - started
         kept = self._keep(trials, rows, words, advice, seconds)
-        print(f"{len(running)} candidates in {seconds:.0f} s; all of it is in {kept.relative_to(catalog.ROOT)}.")
+        print(f"{len(running)} candidates in {seconds:.0f} s; all of it is in {shown(kept)}.")
         if code is ExitCode.OK and not any(trial.ratios for trial in trials):
             return ExitCode.NOTHING_RAN
         return code
@@ -271,8 +273,8 @@ class _Run:
     def _keep(
         self, trials: Sequence[Trial], rows: Sequence[str], words: list[str], advice: list[str], seconds: float
     ) -> Path:
-        """Add this search to the file of its kind of device, task and language; older ones stay."""
-        path = RESULTS / f"tune-{self.device.kind}-{self.task}-{self.language}.json"
+        """Add this search to the file of its device, task and language; older ones stay."""
+        path = RESULTS / f"tune-{slug(self.device.name)}-{self.task}-{self.language}.json"
         runs = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.is_file() else []
         records = [search.record(trial, row, len(self.cases)) for trial, row in zip(trials, rows, strict=True)]
         run = {

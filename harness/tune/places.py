@@ -13,6 +13,7 @@ is neither (`4 << 20`) stays text, and text is written as it is.
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -101,9 +102,15 @@ def _find(text: str, place: Place, path: Path) -> Found:
 # -- Python ----------------------------------------------------------------------------------------------------------
 
 
+@functools.lru_cache(maxsize=2)
+def _parsed(text: str) -> ast.Module:
+    """One file is looked at many times."""
+    return ast.parse(text)
+
+
 def _find_in_python(text: str, place: Place, path: Path) -> Found | None:
     try:
-        tree = ast.parse(text)
+        tree = _parsed(text)
     except SyntaxError as error:
         raise KitError(f"{path.name}:{error.lineno}: {error.msg}; the file must be Python to be tuned.") from None
     node: ast.expr | None = None
@@ -165,8 +172,14 @@ class _Text:
         )
 
 
+@functools.lru_cache(maxsize=2)
+def _tokens(text: str) -> _Text:
+    """As `_parsed`."""
+    return _Text(text)
+
+
 def _find_in_cpp(text: str, place: Place) -> Found | None:
-    source = _Text(text)
+    source = _tokens(text)
     spans = list(_initialisers(source.tokens, place[0]))
     if len(spans) != 1:
         return None
@@ -186,7 +199,7 @@ def _initialisers(tokens: Sequence[Token], name: str) -> list[tuple[int, int]]:
     """First and last token of what every `constexpr ... name[] = ...` at statement level is initialised with."""
     spans = []
     for at, token in enumerate(tokens):
-        if token.kind != "name" or token.text != name:
+        if token.text != name or token.kind != "name":
             continue
         begin = at
         while begin and tokens[begin - 1].text not in (";", "{", "}") and tokens[begin].text != "constexpr":
