@@ -8,142 +8,131 @@ for a case, often as a wrong answer with time 0: both are looked for here. Rule 
 from __future__ import annotations
 
 import ast
+import io
+import sys
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeGuard
 
 from harness.lint import Finding
+from harness.lint.names import Names
+from harness.lint.sandbox_host import Host, words
 
 _IMPORT_ROOTS = {
     "triton": {"torch", "triton", "math"},
     "tilelang": {"torch", "tilelang", "tilelang.language", "tilelang.intrinsics", "math"},
 }
 _FORBIDDEN_NAMES = {"exec", "eval", "compile", "__import__", "getattr", "setattr", "delattr", "type"}
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-# What the judge's torch proxy offers; anything else raises there. Groups in the order of the judge's guide.
-_TORCH = _words(
+# Builtins that the sandbox offers.
+_BUILTINS = words(
     """
-    zeros ones empty empty_like zeros_like ones_like rand randn randint rand_like randn_like full full_like arange
-    linspace logspace eye diag
-    add sub mul div true_divide floor_divide remainder pow neg abs sign sqrt rsqrt square exp exp2 expm1 log log2 log10
-    log1p sin cos tan asin acos atan sinh cosh floor ceil round trunc frac clamp minimum maximum reciprocal lerp
-    addcmul addcdiv
-    eq ne lt le gt ge isnan isinf isfinite logical_and logical_or logical_not logical_xor
-    bitwise_and bitwise_or bitwise_xor bitwise_not
-    sum mean std var prod max min argmax argmin amax amin all any norm logsumexp
-    cat stack split chunk reshape squeeze unsqueeze transpose permute flatten unflatten broadcast_to
-    clone matmul mm bmm dot mv addmm baddbmm einsum outer
-    relu sigmoid tanh softmax log_softmax erf
-    where gather scatter masked_select nonzero sort topk unique flip roll cumsum cumprod
-    float16 float32 float64 bfloat16 half float double int8 int16 int32 int64 uint8 short int long bool
-    float8_e4m3fn float8_e5m2 Tensor Size device dtype
+    abs all any bool bytes callable chr complex dict divmod enumerate filter float frozenset hash hex id int isinstance
+    issubclass iter len list map max min next oct ord pow print range repr reversed round set slice sorted str sum
+    tuple zip True False None Ellipsis NotImplemented
     """
 )
-_TENSOR = _words(
-    """
-    shape dtype device ndim numel size is_cuda T dim stride is_contiguous item
-    contiguous clone to cpu cuda view reshape float half bfloat16 double int long bool expand repeat squeeze unsqueeze
-    transpose permute flatten unflatten copy_ zero_ fill_ sum mean max min abs sqrt exp
-    """
+# What of triton and tilelang a submission needs: the rest asks for devices, compiles, or leads to modules behind them.
+_LIBRARY = {
+    "triton": words("language jit autotune heuristics Config cdiv next_power_of_2"),
+    "tilelang": words("language intrinsics jit autotune PassConfigKey cdiv next_power_of_2 layout transform"),
+}
+# Modules that lie about in those: on the way to something else, and by themselves.
+_MODULES_BEHIND = (sys.stdlib_module_names | {"torch", "tvm", "tilelang", "triton"}) - {"math", "random"}
+_NEVER = words("os sys subprocess importlib builtins inspect ctypes torch tvm tilelang triton")
+_DECORATORS_ONLY = words("triton.jit triton.autotune triton.Config tilelang.jit tilelang.autotune")
+_MAKERS = words("builtins.range builtins.len builtins.list builtins.dict builtins.tuple") | _DECORATORS_ONLY
+# Code that is not of the language: by attribute, by name, or in a string that a builder takes.
+_FOREIGN_CODE = words("import_source call_extern call_pure_extern call_packed call_cpacked inline_asm_elementwise")
+_FOREIGN_WORDS = ("pragma_import_c", "pragma_import_llvm", "call_extern", "call_pure_extern", "call_packed")
+_BY_STRINGS = words("attr block_attr sblock_attr func_attr call_intrin call_llvm_intrin call_llvm_pure_intrin")
+_STATEMENTS = (ast.Try, getattr(ast, "TryStar", ast.Try), ast.ClassDef, ast.AsyncFunctionDef)
+_ANNOTATION_NODES = (
+    *(ast.Call, ast.Subscript, ast.Attribute, ast.Name, ast.Constant, ast.Tuple, ast.List, ast.BinOp),
+    *(ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.expr_context, ast.keyword),
 )
-_CONTAINERS = _words(
-    "get items keys values append extend pop setdefault update copy index count join format startswith"
-)
-# These read a value back to the host: allowed by the proxy, but a synchronisation inside run_kernel.
-_SYNCHRONISING = _words("item tolist cpu nonzero masked_select unique")
-# Offered by the proxy, but the contest forbids torch to do the task's computation.
-_COMPUTING = _words("matmul mm bmm dot mv addmm baddbmm einsum softmax log_softmax logsumexp cumsum cumprod")
 
 
 def check(path: Path, language: str) -> list[Finding]:
     """Every violation in a Triton or TileLang submission, by line. A syntax error is one finding (rule `syntax`)."""
+    way_out = "make the file valid Python from 3.10 to 3.12"
+    data = path.read_bytes()
     try:
-        tree = ast.parse(path.read_bytes().decode("utf-8-sig"), filename=str(path))
+        declared, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        if declared not in ("utf-8", "utf-8-sig"):  # Python would read another text than the one here
+            return [Finding(path, 1, "encoding", f"the file declares {declared}", "save the file as UTF-8")]
+        tree = ast.parse(data.decode("utf-8-sig"), filename=str(path))
     except UnicodeDecodeError as error:
         # A rule of its own: Python reads past such bytes in a comment, so the loader need not object.
         line = error.object[: error.start].count(b"\n") + 1
         what = f"byte 0x{error.object[error.start]:02x} is not UTF-8"
         return [Finding(path, line, "encoding", what, "save the file as UTF-8")]
     except SyntaxError as error:
-        return [Finding(path, error.lineno or 1, "syntax", str(error.msg), "make the file valid Python 3.12")]
+        if "encoding" in str(error.msg) or "utf-8" in str(error.msg):  # of detect_encoding, which names no line
+            return _bad_bytes(path, data, str(error.msg))
+        return [Finding(path, error.lineno or 1, "syntax", str(error.msg), way_out)]
     except ValueError as error:  # null bytes, before Python 3.11.4
-        return [Finding(path, 1, "syntax", str(error), "make the file valid Python 3.12")]
-    findings = list(_Checker(path, language, tree).run())
-    return sorted(findings, key=lambda finding: (finding.line, finding.rule))
+        return [Finding(path, 1, "syntax", str(error), way_out)]
+    except (RecursionError, MemoryError):
+        return [Finding(path, 1, "syntax", "nested too deeply to be parsed", "write it in several statements")]
+    try:
+        findings = set(_Checker(path, language, tree).run())
+    except RecursionError:
+        return [Finding(path, 1, "syntax", "nested too deeply to be read", "write it in several statements")]
+    return sorted(findings, key=lambda finding: (finding.line, finding.rule, finding.message))
 
 
-def dotted(node: ast.AST) -> str:
-    """`a.b.c` for a chain of plain attributes, the name for a name, else an empty string."""
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute):
-        head = dotted(node.value)
-        return f"{head}.{node.attr}" if head else ""
-    return ""
-
-
-def _refused(node: ast.AST) -> str:
-    """The statement or operator that RestrictedPython does not compile, or ""."""
-    if isinstance(node, ast.AnnAssign):
-        return "annotated assignment"
-    if isinstance(node, ast.Nonlocal):
-        return "Nonlocal statement"
-    if isinstance(node, ast.Match):
-        return "Match statement"
-    if isinstance(node, ast.AugAssign) and not isinstance(node.target, ast.Name):
-        return f"augmented assignment to {ast.unparse(node.target)[:40]}"
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
-        return "operator @"
-    return ""
+def _bad_bytes(path: Path, data: bytes, why: str) -> list[Finding]:
+    try:
+        data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        why = f"byte 0x{data[error.start]:02x} is not UTF-8"
+        return [Finding(path, line, "encoding", why, "save the file as UTF-8")]
+    return [Finding(path, 1, "encoding", why, "save the file as UTF-8")]
 
 
 class _Checker:
     def __init__(self, path: Path, language: str, tree: ast.Module) -> None:
         self.path, self.language, self.tree = path, language, tree
-        self.modules: dict[str, str] = {}  # local name -> module that it stands for
-        self.jit_functions: set[str] = set()
+        self.names = Names(tree)
+        self.functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+        self.kernels = [f for f in self.functions if f"{language}.jit" in self._decorators(f)]
 
     def run(self) -> Iterator[Finding]:
         yield from self._imports()
         yield from self._module_level()
+        yield from self._import_time()
         yield from self._names_everywhere()
-        functions = [node for node in self.tree.body if isinstance(node, ast.FunctionDef)]
-        kernels = [f for f in functions if self._is_kernel(f)]
-        if self.language == "triton":
-            yield from self._triton_kernels(kernels)
-        else:
-            yield from self._tilelang_kernels(functions, kernels)
-        run_kernel = [f for f in functions if f.name == "run_kernel"]
-        if not run_kernel:
+        yield from self._chains()
+        yield from self._foreign_code()
+        yield from self._triton_kernels() if self.language == "triton" else self._tilelang_kernels()
+        if not any(function.name == "run_kernel" for function in self.functions):
             yield self._finding(
                 self.tree, "run-kernel", "no function run_kernel", "define run_kernel with the task's signature"
             )
-        for function in functions:
-            if function not in kernels:
-                yield from self._plain_function(function)
-            elif self.language == "tilelang":
-                yield from self._restricted(function)  # all of it but the prim_func is transformed too
+        hosts = [function for function in self.functions if function not in self.kernels]
+        for function in hosts:
+            if function.decorator_list:
+                yield self._finding(
+                    function, "run-kernel", f"decorator on {function.name}", "host functions stay undecorated"
+                )
+        builders = self.kernels if self.language == "tilelang" else []  # their bodies are transformed too
+        yield from Host(self.path, self.names, hosts, builders).run()
 
     def _finding(self, node: ast.AST, rule: str, message: str, way_out: str, level: str = "error") -> Finding:
         return Finding(self.path, getattr(node, "lineno", 1), rule, message, way_out, level)
 
+    def _decorators(self, function: ast.FunctionDef) -> list[str]:
+        return [self.names.path(d.func if isinstance(d, ast.Call) else d) for d in function.decorator_list]
+
     # -- imports (3.1) -------------------------------------------------------------------------------------------------
     def _imports(self) -> Iterator[Finding]:
-        allowed = _IMPORT_ROOTS[self.language]
-        way_out = f"import only {', '.join(sorted(allowed))}"
+        way_out = f"import only {', '.join(sorted(_IMPORT_ROOTS[self.language]))}"
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     if not self._allowed_import(alias.name):
                         yield self._finding(node, "import", f"import of {alias.name}", way_out)
-                    self.modules[alias.asname or alias.name.split(".")[0]] = (
-                        alias.name if alias.asname else alias.name.split(".")[0]
-                    )
             elif isinstance(node, ast.ImportFrom):
                 module = node.module or ""
                 if node.level:
@@ -153,7 +142,13 @@ class _Checker:
                 for alias in node.names:
                     if alias.name == "*":
                         yield self._finding(node, "import", f"star import from {module}", "name what you import")
-                    self.modules[alias.asname or alias.name] = f"{module}.{alias.name}"
+                    elif alias.name.startswith("_"):
+                        yield self._finding(
+                            node, "private-attribute", f"import of {alias.name}", "leading underscores are refused"
+                        )
+        for node, name in self.names.rebound:
+            message = f"{name} is bound a second time, to something else"
+            yield self._finding(node, "import", message, "give it another name")
 
     def _allowed_import(self, module: str) -> bool:
         allowed = _IMPORT_ROOTS[self.language]
@@ -169,273 +164,225 @@ class _Checker:
             if position == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
                 continue  # the docstring
             if not isinstance(node, ast.Assign):
-                kind = type(node).__name__
+                message = f"{type(node).__name__} at module level"
                 yield self._finding(
-                    node,
-                    "module-level",
-                    f"{kind} at module level",
-                    "keep imports, literal assignments and functions only",
+                    node, "module-level", message, "keep imports, literal assignments and functions only"
                 )
                 continue
             for target in node.targets:
                 names = target.elts if isinstance(target, ast.Tuple) else [target]
                 if not all(isinstance(name, ast.Name) for name in names):
-                    yield self._finding(
-                        node,
-                        "literal-global",
-                        "assignment to something else than plain names",
-                        "assign to a name or a tuple of names",
-                    )
+                    message = "assignment to something else than plain names"
+                    yield self._finding(node, "literal-global", message, "assign to a name or a tuple of names")
             try:
                 ast.literal_eval(node.value)
             except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-                yield self._finding(
-                    node,
-                    "literal-global",
-                    f"{ast.unparse(node.value)[:60]} is not a literal",
-                    "write the value out, or compute it inside a function",
-                )
+                message = f"{ast.unparse(node.value)[:60]} is not a literal"
+                way_out = "write the value out, or compute it inside a function"
+                yield self._finding(node, "literal-global", message, way_out)
+
+    def _import_time(self) -> Iterator[Finding]:
+        """Code in a def line runs when the file is imported, as an assignment does."""
+        for function in self.functions:
+            arguments = function.args
+            every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+            here = [*arguments.defaults, *arguments.kw_defaults, function.returns, *(a and a.annotation for a in every)]
+            places = [(part, "a default or annotation", frozenset[str]()) for part in here if part is not None]
+            places += [(part, "a decorator", _MAKERS) for part in function.decorator_list]
+            for part, where, allowed in places:
+                for node in ast.walk(part):
+                    if isinstance(node, ast.Call) and self.names.path(node.func) not in allowed:
+                        message = f"call {ast.unparse(node)[:40]} in {where} of {function.name} runs at import"
+                        yield self._finding(node, "module-level", message, "call it inside a function")
+                    elif isinstance(node, ast.NamedExpr):
+                        message = f"assignment in {where} of {function.name} runs at import"
+                        yield self._finding(node, "module-level", message, "assign inside a function")
 
     # -- names (3.6) ---------------------------------------------------------------------------------------------------
     def _names_everywhere(self) -> Iterator[Finding]:
+        way_out = "the sandbox refuses it; do without"
         for node in ast.walk(self.tree):
-            if isinstance(node, ast.Name) and node.id in _FORBIDDEN_NAMES:
-                yield self._finding(node, "forbidden-name", f"use of {node.id}", "the sandbox refuses it; do without")
+            if isinstance(node, ast.Name):
+                builtin = self.names.path(node).partition("builtins.")[2]
+                if node.id in _FORBIDDEN_NAMES or node.id.startswith("__") or (builtin and not self._offered(builtin)):
+                    yield self._finding(node, "forbidden-name", f"use of {node.id}", way_out)
             elif isinstance(node, ast.Attribute) and node.attr.startswith("_"):
-                yield self._finding(
-                    node,
-                    "private-attribute",
-                    f"attribute {node.attr}",
-                    "attributes with a leading underscore are refused",
-                )
-            elif isinstance(node, (ast.Try, ast.ClassDef, ast.AsyncFunctionDef, ast.Await, ast.Yield, ast.YieldFrom)):
+                way_out_here = "attributes with a leading underscore are refused"
+                yield self._finding(node, "private-attribute", f"attribute {node.attr}", way_out_here)
+            elif isinstance(node, ast.Attribute) and node.attr in ("format", "format_map"):
+                message = f".{node.attr}() reaches attributes by name, so the sandbox refuses it"
+                yield self._finding(node, "forbidden-name", message, "write an f-string")
+            elif isinstance(node, (*_STATEMENTS, ast.Await, ast.Yield, ast.YieldFrom)):
                 kind = type(node).__name__
-                yield self._finding(
-                    node,
-                    "statement",
-                    f"{kind} statement",
-                    "plain functions without exceptions or classes are what the sandbox runs",
-                )
+                way_out_here = "plain functions without exceptions or classes are what the sandbox runs"
+                yield self._finding(node, "statement", f"{kind} statement", way_out_here)
 
-    # -- kernels (3.3, 3.4) --------------------------------------------------------------------------------------------
-    def _resolve(self, node: ast.AST) -> str:
-        name = dotted(node.func if isinstance(node, ast.Call) else node)
-        head, _, rest = name.partition(".")
-        module = self.modules.get(head, head)
-        return f"{module}.{rest}" if rest else module
+    @staticmethod
+    def _offered(builtin: str) -> bool:
+        return builtin in _BUILTINS or builtin.endswith(("Error", "Exception", "Exit", "Iteration", "Interrupt"))
 
-    def _is_kernel(self, function: ast.FunctionDef) -> bool:
-        jit = {"triton": {"triton.jit"}, "tilelang": {"tilelang.jit"}}[self.language]
-        is_kernel = any(self._resolve(decorator) in jit for decorator in function.decorator_list)
-        if is_kernel:
-            self.jit_functions.add(function.name)
-        return is_kernel
+    # -- chains of names (3.5, and what the rules are about beside the letter) -----------------------------------------
+    def _chains(self) -> Iterator[Finding]:
+        for node, path in self.names.whole():
+            if isinstance(node, ast.Name) and path in self.names.modules:
+                message = f"{node.id} as a value: what becomes of the module cannot be read"
+                yield self._finding(node, "module-value", message, f"write {node.id}.NAME where you use it")
+                continue
+            root, _, rest = path.partition(".")
+            if root not in _LIBRARY or not rest:
+                continue
+            parts = rest.split(".")
+            if parts[0] not in _LIBRARY[root] or _MODULES_BEHIND & {*parts[:-1]} or _NEVER & {*parts}:
+                allowed = ", ".join(sorted(_LIBRARY[root]))
+                yield self._finding(node, "library", path, f"use only {allowed} of {root}")
+            elif path in _DECORATORS_ONLY and not self._decorates(node):
+                message = f"{path} outside a decorator"
+                yield self._finding(node, "kernel-form", message, "decorate a function of the module with it")
 
-    def _triton_kernels(self, kernels: list[ast.FunctionDef]) -> Iterator[Finding]:
-        if not kernels:
-            yield self._finding(
-                self.tree, "kernel-form", "no @triton.jit kernel", "the file must hold the kernel it launches"
-            )
-        for kernel in kernels[1:2]:
-            yield self._finding(
-                kernel,
-                "kernel-count",
-                "second @triton.jit kernel",
-                "one per file is safest; two (split and combine) are accepted",
-                "note",
-            )
-        for kernel in kernels[2:]:
-            yield self._finding(
-                kernel,
-                "kernel-count",
-                f"{kernel.name} is kernel number three or more",
-                "keep two at most, without helper functions",
-            )
-        for kernel in kernels:
-            names = [self._resolve(decorator) for decorator in kernel.decorator_list]
-            if (
-                names.count("triton.jit") != 1
-                or names.count("triton.autotune") > 1
-                or set(names) - {"triton.jit", "triton.autotune"}
-            ):
-                yield self._finding(
-                    kernel,
-                    "kernel-form",
-                    f"decorators {', '.join(names)} on {kernel.name}",
-                    "use one @triton.jit and at most one @triton.autotune",
-                )
-            arguments = kernel.args
-            if arguments.vararg or arguments.kwarg:
-                yield self._finding(
-                    kernel, "kernel-form", f"*args or **kwargs in {kernel.name}", "name every parameter"
-                )
-            if arguments.defaults or any(arguments.kw_defaults):
-                yield self._finding(
-                    kernel, "kernel-form", f"default value in {kernel.name}", "pass every parameter at the launch"
-                )
-            for parameter in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]:
-                annotation = parameter.annotation
-                if annotation is not None and self._resolve(annotation) != "triton.language.constexpr":
-                    yield self._finding(
-                        parameter,
-                        "kernel-form",
-                        f"annotation {ast.unparse(annotation)} on {parameter.arg}",
-                        "only tl.constexpr is allowed",
-                    )
+    def _decorates(self, node: ast.AST) -> bool:
+        """Whether a node is part of a decorator of a function at module level."""
+        while node in self.names.parent:
+            above = self.names.parent[node]
+            if isinstance(above, ast.FunctionDef):
+                return node in above.decorator_list and above in self.functions
+            node = above
+        return False
 
-    def _tilelang_kernels(self, functions: list[ast.FunctionDef], kernels: list[ast.FunctionDef]) -> Iterator[Finding]:
-        if not kernels:
-            yield self._finding(
-                self.tree,
-                "kernel-form",
-                "no @tilelang.jit function",
-                "wrap the T.prim_func in a @tilelang.jit function",
-            )
-        for function in kernels:
-            inner = [node for node in function.body if self._is_tile_code(node, "prim_func")]
-            for node in ast.walk(function):
-                if self._is_tile_code(node, "macro"):
-                    yield self._finding(
-                        node,
-                        "macro",
-                        "T.macro: the sandbox transforms the bodies of all functions but the T.prim_func",
-                        "write it out in the T.prim_func to be safe",
-                        "note",
-                    )
-            if not inner:
-                yield self._finding(
-                    function,
-                    "kernel-form",
-                    f"{function.name} holds no @T.prim_func",
-                    "define the kernel inside the @tilelang.jit function",
-                )
-            for prim in inner:
-                yield from self._prim_func(prim)
+    def _foreign_code(self) -> Iterator[Finding]:
         for node in ast.walk(self.tree):
-            if isinstance(node, ast.Attribute) and node.attr in {"import_source", "call_extern"}:
-                yield self._finding(
-                    node, "foreign-code", f"T.{node.attr}", "the contest forbids foreign code in TileLang submissions"
-                )
+            name = node.attr if isinstance(node, ast.Attribute) else ""
+            path = self.names.path(node) if isinstance(node, (ast.Attribute, ast.Name)) else ""
+            last = path.rpartition(".")[2]
+            if name in _FOREIGN_CODE or (path and last in _FOREIGN_CODE):
+                what = "PTX" if last == "inline_asm_elementwise" else f"foreign code in {self.language} submissions"
+                message = path.replace("tilelang.language", "T").replace("triton.language", "tl") or name
+                yield self._finding(node, "foreign-code", message, f"the contest forbids {what}")
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and not self._is_docstring(node):
+                if any(word in node.value for word in _FOREIGN_WORDS):
+                    message = repr(node.value[:60])
+                    yield self._finding(node, "foreign-code", message, "the contest forbids foreign code")
+            elif isinstance(node, ast.Call) and self._put_together(node):
+                message = f"{ast.unparse(node.func)} with a name that is put together"
+                yield self._finding(node, "foreign-code", message, "write the name as one string")
 
-    def _prim_func(self, prim: ast.FunctionDef) -> Iterator[Finding]:
-        for parameter in prim.args.args:
-            annotation = parameter.annotation
-            if annotation is None:
-                yield self._finding(
-                    parameter, "kernel-form", f"{parameter.arg} has no annotation", "annotate it T.Tensor(shape, dtype)"
-                )
-                continue
-            head = (
-                annotation.func
-                if isinstance(annotation, ast.Call)
-                else annotation.value
-                if isinstance(annotation, ast.Subscript)
-                else annotation
-            )
-            if not self._resolve(head).endswith("language.Tensor"):
-                yield self._finding(
-                    parameter,
-                    "kernel-form",
-                    f"annotation {ast.unparse(annotation)[:60]}",
-                    "only T.Tensor(shape, dtype) is allowed",
-                )
-                continue
-            for node in ast.walk(annotation):
-                if isinstance(node, ast.Call) and node is not annotation:
-                    yield self._finding(
-                        node,
-                        "kernel-form",
-                        f"call {ast.unparse(node)[:40]} in an annotation",
-                        "compute it before, use the name",
-                    )
-                elif not isinstance(
-                    node,
-                    (
-                        ast.Call,
-                        ast.Subscript,
-                        ast.Attribute,
-                        ast.Name,
-                        ast.Constant,
-                        ast.BinOp,
-                        ast.operator,
-                        ast.Tuple,
-                        ast.List,
-                        ast.expr_context,
-                        ast.keyword,
-                    ),
-                ):
-                    yield self._finding(
-                        parameter,
-                        "kernel-form",
-                        f"{type(node).__name__} in an annotation",
-                        "use names, constants and + - * / // % only",
-                    )
+    def _is_docstring(self, node: ast.AST) -> bool:
+        return isinstance(self.names.parent.get(node), ast.Expr)
 
-    # -- run_kernel and other host functions (3.5) ---------------------------------------------------------------------
-    def _plain_function(self, function: ast.FunctionDef) -> Iterator[Finding]:
-        if function.decorator_list:
-            yield self._finding(
-                function, "run-kernel", f"decorator on {function.name}", "host functions stay undecorated"
-            )
-        yield from self._restricted(function)
-
-    def _host_nodes(self, function: ast.FunctionDef) -> Iterator[ast.AST]:
-        """Every node of a function's body, without the T.prim_func (and T.macro, see _tilelang_kernels) in it."""
-        todo: list[ast.AST] = list(function.body)
-        while todo:
-            node = todo.pop()
-            if self._is_tile_code(node, "prim_func", "macro"):
-                continue
-            yield node
-            todo += ast.iter_child_nodes(node)
-
-    def _is_tile_code(self, node: ast.AST, *decorators: str) -> TypeGuard[ast.FunctionDef]:
-        """Whether a node is a function with one of these decorators of tilelang.language."""
-        return isinstance(node, ast.FunctionDef) and any(
-            self._resolve(decorator) == f"tilelang.language.{name}"
-            for decorator in node.decorator_list
-            for name in decorators
+    def _put_together(self, call: ast.Call) -> bool:
+        """Whether a call of T that takes names as strings gets something else than constants for them."""
+        module, _, name = self.names.path(call.func).rpartition(".")
+        if module != "tilelang.language" or name not in _BY_STRINGS:
+            return False
+        given = [*call.args, *(keyword.value for keyword in call.keywords)]
+        keys = [key for value in given for node in ast.walk(value) if isinstance(node, ast.Dict) for key in node.keys]
+        if any(isinstance(value, ast.DictComp) for value in given) or not all(
+            isinstance(k, ast.Constant) for k in keys
+        ):
+            return True
+        # call_intrin(dtype, name, ...), attr(node, key, value)
+        return any(
+            isinstance(value, (ast.BinOp, ast.JoinedStr, ast.Call)) and _has_text(value) for value in call.args[:2]
         )
 
-    def _restricted(self, function: ast.FunctionDef) -> Iterator[Finding]:
-        """What RestrictedPython and the guards refuse in code that they transform."""
-        for node in self._host_nodes(function):
-            what = _refused(node)
-            if what:
-                yield self._finding(node, "statement", what, "write it as a plain assignment or call")
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "id":
-                message = "id() as a key: tensors are wrapped afresh for every call, so it never hits"
-                yield self._finding(node, "cache-key", message, "key by shape and dtype")
-            if not isinstance(node, ast.Attribute):
+    # -- kernels (3.3, 3.4) --------------------------------------------------------------------------------------------
+    def _triton_kernels(self) -> Iterator[Finding]:
+        if not self.kernels:
+            way_out = "the file must hold the kernel it launches"
+            yield self._finding(self.tree, "kernel-form", "no @triton.jit kernel", way_out)
+        for kernel in self.kernels[1:2]:
+            way_out = "one per file is safest; two (split and combine) are accepted"
+            yield self._finding(kernel, "kernel-count", "second @triton.jit kernel", way_out, "note")
+        for kernel in self.kernels[2:]:
+            message = f"{kernel.name} is kernel number three or more"
+            yield self._finding(kernel, "kernel-count", message, "keep two at most, without helper functions")
+        for kernel in self.kernels:
+            given = self._decorators(kernel)
+            jits, tuners = given.count("triton.jit"), given.count("triton.autotune")
+            if jits != 1 or tuners > 1 or jits + tuners != len(given):
+                message = f"decorators {', '.join(map(ast.unparse, kernel.decorator_list))[:80]} on {kernel.name}"
+                way_out = "use one @triton.jit and at most one @triton.autotune"
+                yield self._finding(kernel, "kernel-form", message, way_out)
+            arguments = kernel.args
+            if arguments.vararg or arguments.kwarg:
+                message = f"*args or **kwargs in {kernel.name}"
+                yield self._finding(kernel, "kernel-form", message, "name every parameter")
+            if arguments.defaults or any(arguments.kw_defaults):
+                message = f"default value in {kernel.name}"
+                yield self._finding(kernel, "kernel-form", message, "pass every parameter at the launch")
+            for parameter in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]:
+                annotation = parameter.annotation
+                if annotation is not None and self.names.path(annotation) != "triton.language.constexpr":
+                    message = f"annotation {ast.unparse(annotation)} on {parameter.arg}"
+                    yield self._finding(parameter, "kernel-form", message, "only tl.constexpr is allowed")
+
+    def _tilelang_kernels(self) -> Iterator[Finding]:
+        if not self.kernels:
+            way_out = "wrap the T.prim_func in a @tilelang.jit function"
+            yield self._finding(self.tree, "kernel-form", "no @tilelang.jit function", way_out)
+        inside: set[ast.FunctionDef] = set()
+        for function in self.kernels:
+            given = self._decorators(function)
+            if given != ["tilelang.jit"]:
+                message = f"decorators {', '.join(map(ast.unparse, function.decorator_list))[:80]} on {function.name}"
+                yield self._finding(function, "kernel-form", message, "use one @tilelang.jit and nothing else")
+            tiled = [n for n in ast.walk(function) if isinstance(n, ast.FunctionDef) and n is not function]
+            inside.update(tiled)
+            prims = [node for node in tiled if "tilelang.language.prim_func" in self._decorators(node)]
+            for inner in tiled:
+                if "tilelang.language.macro" in self._decorators(inner):
+                    message = "T.macro: the sandbox transforms the bodies of all functions but the T.prim_func"
+                    way_out = "write it out in the T.prim_func to be safe"
+                    yield self._finding(inner, "macro", message, way_out, "note")
+            if not prims:
+                message = f"{function.name} holds no @T.prim_func"
+                way_out = "define the kernel inside the @tilelang.jit function"
+                yield self._finding(function, "kernel-form", message, way_out)
+            for prim in prims:
+                yield from self._prim_func(prim)
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.FunctionDef) and node not in inside:
+                for name in self._decorators(node):
+                    if name in ("tilelang.language.prim_func", "tilelang.language.macro"):
+                        message = f"@T.{name.rpartition('.')[2]} on {node.name} outside a @tilelang.jit function"
+                        yield self._finding(node, "kernel-form", message, "move it into one")
+
+    def _prim_func(self, prim: ast.FunctionDef) -> Iterator[Finding]:
+        if len(prim.decorator_list) != 1:
+            yield self._finding(prim, "kernel-form", f"several decorators on {prim.name}", "use @T.prim_func alone")
+        arguments = prim.args
+        if arguments.vararg or arguments.kwarg or arguments.defaults or any(arguments.kw_defaults):
+            message = f"*args, **kwargs or a default value in {prim.name}"
+            yield self._finding(prim, "kernel-form", message, "give T.Tensor parameters only")
+        for parameter in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]:
+            annotation = parameter.annotation
+            if annotation is None:
+                message = f"{parameter.arg} has no annotation"
+                yield self._finding(parameter, "kernel-form", message, "annotate it T.Tensor(shape, dtype)")
                 continue
-            name = dotted(node)
-            head, _, rest = name.partition(".")
-            module = self.modules.get(head)
-            if module == "torch":
-                if rest in _COMPUTING:
-                    yield self._finding(
-                        node, "torch-compute", f"torch.{rest} does the task's work", "compute it in the kernel"
-                    )
-                elif "." not in rest and rest not in _TORCH:
-                    yield self._finding(
-                        node, "torch-proxy", f"torch.{rest}", "the judge's torch lacks it; use an allow-listed function"
-                    )
-            elif (
-                module is None
-                and not node.attr.startswith("_")
-                and node.attr not in _TENSOR | _CONTAINERS
-                and not self._is_kernel(function)  # a builder has no tensors, its numbers have methods
-            ):
-                yield self._finding(
-                    node,
-                    "tensor-method",
-                    f".{node.attr} on {ast.unparse(node.value)[:40]}",
-                    "not among the attributes that the sandbox's tensors offer",
-                )
-            if node.attr in _SYNCHRONISING and (module in (None, "torch")):
-                yield self._finding(
-                    node,
-                    "synchronisation",
-                    f".{node.attr} reads a tensor back on the host",
-                    "run_kernel must not synchronise; read it in the kernel",
-                )
+            head: ast.AST = annotation
+            if isinstance(annotation, (ast.Call, ast.Subscript)):
+                head = annotation.func if isinstance(annotation, ast.Call) else annotation.value
+            if head is annotation or self.names.path(head) != "tilelang.language.Tensor":
+                message = f"annotation {ast.unparse(annotation)[:60]}"
+                yield self._finding(parameter, "kernel-form", message, "only T.Tensor(shape, dtype) is allowed")
+                continue
+            yield from self._annotation(annotation)
+
+    def _annotation(self, annotation: ast.expr) -> Iterator[Finding]:
+        for node in ast.walk(annotation):
+            if isinstance(node, ast.Call) and node is not annotation:
+                message = f"call {ast.unparse(node)[:40]} in an annotation"
+                yield self._finding(node, "kernel-form", message, "compute it before, use the name")
+            elif isinstance(node, ast.Name) and node.id.startswith("_"):
+                message = f"private name {node.id} in an annotation"
+                yield self._finding(node, "kernel-form", message, "use a name without a leading underscore")
+            elif isinstance(node, ast.Attribute) and not self.names.path(node).startswith("tilelang.language."):
+                message = f"attribute {ast.unparse(node)[:40]} in an annotation"
+                yield self._finding(node, "kernel-form", message, "only those of T are allowed; use a name")
+            elif not isinstance(node, _ANNOTATION_NODES):
+                message = f"{type(node).__name__} in an annotation"
+                yield self._finding(annotation, "kernel-form", message, "use names, constants and + - * / // % only")
+
+
+def _has_text(node: ast.AST) -> bool:
+    return any(isinstance(n, ast.Constant) and isinstance(n.value, str) for n in ast.walk(node))

@@ -104,6 +104,7 @@ _MEMORY = (
             output.copy_(output * 1.01)
         """,
         before="_calls = []",
+        lint="torch-compute",
         cpu=(V.NONDETERMINISTIC,),
     ),
     _alone(
