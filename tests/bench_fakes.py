@@ -27,10 +27,11 @@ class FakeDevice:
         self.kernels: list[KernelEvent] = []
         self.sessions = 0
 
-    def work(self, name: str, ms: float) -> None:
+    def work(self, name: str, ms: float, kernel: str = "") -> None:
+        """`name` for the log, `kernel` for the profiler."""
         self.host_ms += LAUNCH_MS
         self.device_ms = max(self.device_ms, self.host_ms)
-        self.kernels.append(KernelEvent(name, self.device_ms * 1e3, ms * 1e3))
+        self.kernels.append(KernelEvent(kernel or name, self.device_ms * 1e3, ms * 1e3))
         self.device_ms += ms
         self.log.append(name)
 
@@ -60,7 +61,8 @@ class FakeEvent:
 def install(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     """Let timing.py and measure.py work on a device that is only pretended."""
     fake = FakeDevice()
-    buffer = torch.zeros(1, dtype=torch.int64)
+    buffer, small = torch.zeros(2, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    names = {id(buffer): "flush", id(small): "mark"}
     monkeypatch.setattr(timing, "_Event", FakeEvent)
     monkeypatch.setattr(timing, "_record", lambda event: setattr(event, "at", fake.device_ms))
     monkeypatch.setattr(timing, "_elapsed", lambda start, end: end.at - start.at + 0.005)
@@ -68,9 +70,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     monkeypatch.setattr(timing, "_stream_synchronize", lambda stream: fake.wait())
     monkeypatch.setattr(timing, "_current_stream", lambda: None)
     monkeypatch.setattr(timing, "_clock", lambda: fake.host_ms / 1e3)
-    monkeypatch.setattr(timing, "_mark", lambda tensor, value: fake.work(MARK, FLUSH_MS))
+    monkeypatch.setattr(timing, "_mark", lambda tensor, value: fake.work(names[id(tensor)], FLUSH_MS, MARK))
     monkeypatch.setattr(timing, "flush_buffer", lambda: buffer)
-    monkeypatch.setattr(timing, "_small", lambda: buffer)
+    monkeypatch.setattr(timing, "_small", lambda: small)
     monkeypatch.setattr(timing, "observe", fake.observe)
     monkeypatch.setattr(measure, "_clock", lambda: fake.host_ms / 1e3)
     monkeypatch.setattr(measure, "_random", random.Random(0))

@@ -12,7 +12,7 @@ from harness.bench import measure
 from harness.timing import KernelEvent
 from harness.verdict import KernelFault, Verdict
 from tests import bench_fakes
-from tests.bench_fakes import MARK, FakeDevice, noisy
+from tests.bench_fakes import FakeDevice, noisy
 
 
 @pytest.fixture
@@ -37,7 +37,8 @@ def test_calls_alternate_and_each_follows_a_flush(device: FakeDevice) -> None:
     timed = device.log[: device.log.index("ours", 400)]
     rounds = timed[: len(timed) // 12 * 12]
     assert rounds[1::3] == ["ours", "peer", "peer", "ours"] * (len(rounds) // 12)
-    assert set(rounds[::3]) == {MARK}
+    assert set(rounds[::3]) == {"flush"}
+    assert set(rounds[2::3]) == {"mark"}
 
 
 def test_one_call(device: FakeDevice) -> None:
@@ -112,14 +113,22 @@ def test_a_blind_profiler_falls_back_to_events_and_says_so(
     assert pair.notes[0].startswith("times are by CUDA events: the profiler")
 
 
-def test_one_empty_session_of_the_profiler_is_repeated(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("empty", "clock"), [({1}, "kernels"), ({1, 3}, "kernels"), ({2, 3}, "events")])
+def test_an_empty_session_of_the_profiler_is_repeated_once(
+    device: FakeDevice, monkeypatch: pytest.MonkeyPatch, empty: set[int], clock: str
+) -> None:
+    """After two in a row all is by events, what the profiler saw before that included."""
+
     def observe(run: Callable[[], object], calls: int) -> list[list[KernelEvent]] | None:
         found = device.observe(run, calls)
-        return None if device.sessions == 1 else found
+        return None if device.sessions in empty else found
 
     monkeypatch.setattr(timing, "observe", observe)
-    found = measure.time_call(device.kernel("a", 1.0), 1.0)
-    assert (found.clock, found.ms, found.notes) == ("kernels", pytest.approx(1.0), [])
+    found = measure.time_call(device.kernel("a", noisy(1.0, 0.0001, 1)), 1.0)
+    gap = 0.005 if clock == "events" else 0.0
+    assert found.clock == clock
+    assert found.low_ms == pytest.approx(1.0 + gap, abs=0.001)
+    assert bool(found.notes) == (clock == "events")
 
 
 @pytest.mark.parametrize("when", [1, 60, 300])
@@ -147,9 +156,34 @@ def test_without_a_peer_only_ours_is_timed(device: FakeDevice) -> None:
     assert (pair.ours.ms, pair.peer, pair.ratio) == (pytest.approx(1.0), None, None)
 
 
+def test_the_last_call_of_each_window_and_of_those_back_to_back_is_looked_at(device: FakeDevice) -> None:
+    calls, looks = [0], []
+
+    def ours() -> None:
+        calls[0] += 1
+        device.work("ours", 1.0)
+
+    def look() -> bool:
+        looks.append(calls[0])
+        return True
+
+    measure.time_call(ours, 0.5)
+    total, calls[0] = calls[0], 0
+    measure._random.seed(0)
+    assert measure.time_pair(ours, None, 0.5, timing.Hooks(holds=look)).wrong_calls == []
+    back_to_back = 1003
+    ends = {
+        2,
+        *range(4, total - back_to_back + 1, 2 * measure.WINDOW_ROUNDS),
+        total,
+    }  # the first two are one round each
+    assert ends <= set(looks)
+    assert set(looks) - ends  # and others, anywhere
+    assert looks[-1] == calls[0] == total
+
+
 @pytest.mark.parametrize("works", [30, 200, 10**6])
 def test_a_kernel_that_stops_working_is_found_out(device: FakeDevice, works: int) -> None:
-    """Whichever calls are looked at: the last of each window is, and the calls back to back are."""
     state: dict[str, Any] = {"output": 0, "calls": 0}
 
     def ours() -> None:
