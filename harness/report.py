@@ -50,7 +50,7 @@ class Source:
 class Cell:
     """What one run says of one case of one kernel. Times in ms; None: not known.
 
-    `clock`: "kernels" or "events"; `state`: "" or what is wrong.
+    ratio: the peer's time over ours. clock: "kernels" or "events". state: "" or what is wrong.
     """
 
     source: Source
@@ -62,15 +62,11 @@ class Cell:
     peer: str
     ours_ms: float | None
     peer_ms: float | None
+    ratio: float | None
     floor_ms: float | None
     percent: float | None
     clock: str
     state: str
-
-    @property
-    def ratio(self) -> float | None:
-        """The peer's time over ours: above 1 ours is faster."""
-        return self.peer_ms / self.ours_ms if self.ours_ms and self.peer_ms else None
 
 
 @dataclasses.dataclass
@@ -151,6 +147,11 @@ def _cell(source: Source, record: Mapping[str, Any], peers: Mapping[str, str]) -
         state = ", ".join(record["flags"]) if ours_ms is None else ""
     elif (record["judge"], record["strict"]) != ("PASS", "PASS"):
         state = record["strict"] if record["strict"] != "PASS" else record["judge"]
+    if state:
+        ours_ms = peer_ms = None
+    ratio = peer_ms / ours_ms if ours_ms and peer_ms else None
+    if source.bench and ratio is not None:
+        ratio = record["ratio"]  # of pairs of calls, so that a clock that drifts is not in it
     kernel = (record["language"], record.get("variant") or "")
     return Cell(
         source,
@@ -160,8 +161,9 @@ def _cell(source: Source, record: Mapping[str, Any], peers: Mapping[str, str]) -
         record["case"],
         record.get("label") or "",
         peer,
-        None if state else ours_ms,
-        None if state else peer_ms,
+        ours_ms,
+        peer_ms,
+        ratio,
         record.get("floor_ms"),
         record.get("roofline_percent"),
         record.get("clock") or "kernels",
