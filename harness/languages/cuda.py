@@ -11,7 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness import catalog
 from harness.cpu import maca_build
+from harness.cpu.hopper_model import Model
+from harness.cpu.hopper_model import build as build_for_model
 from harness.cpu.maca_build import cached, compiler_version, digest, run_compiler
 from harness.cpu.maca_runtime import Piece, Simulator
 from harness.devices import Device
@@ -41,6 +44,8 @@ def load(path: Path, arguments: Sequence[str], device: Device, variant: str, set
         library = _build_for_gpu(path, device, variant)
         function = _run_kernel(ctypes.CDLL(str(library)), path)
         return Submission("cuda", path, lambda args: function(*map(to_c, args)))
+    if variant == "hopper":
+        return _load_on_model(path, arguments)
     mode = variant or maca_build.MODES[0]
     counts = bool(settings.get("counts"))
     simulator = Simulator(maca_build.build(path, mode, cutlass_include(), counts), path, counts)
@@ -53,6 +58,23 @@ def load(path: Path, arguments: Sequence[str], device: Device, variant: str, set
         simulator.end()
 
     return Submission("cuda", path, run, drain=simulator.counters if counts else dict)
+
+
+def _load_on_model(path: Path, arguments: Sequence[str]) -> Submission:
+    model = Model(build_for_model(path, _kit_headers()), path)
+    function = _run_kernel(model.library, path)
+
+    def run(args: Sequence[Any]) -> None:
+        model.begin(_pieces(args, arguments, frozenset()))
+        function(*map(to_c, args))
+        model.end()
+
+    return Submission("cuda", path, run)
+
+
+def _kit_headers() -> list[Path]:
+    """What the Hopper variants include; the files to paste include nothing of ours."""
+    return sorted((catalog.TASKS / "common").glob("*.cuh"))
 
 
 @functools.cache
@@ -104,7 +126,8 @@ def _find(tool: str, *folders: Path) -> str | None:
 def _build_for_gpu(path: Path, device: Device, variant: str) -> Path:
     command = gpu_command(path, Path("lib.so"), device, variant)
     version = compiler_version(command[0])
-    key = digest(path.read_bytes(), str(path.parent), version, *command)
+    headers = [header.read_bytes() for header in _kit_headers()] if variant == "hopper" else []
+    key = digest(path.read_bytes(), str(path.parent), version, *command, *headers)
 
     def make(folder: Path) -> None:
         run_compiler(gpu_command(path, folder / "lib.so", device, variant), path)

@@ -1,0 +1,71 @@
+"""Run a Hopper variant without a GPU: compile it with g++ for the model in harness/cpu/hopper, and name what went wrong.
+
+The variants use instructions that the C500 simulator does not have (TMA, mbarriers, wgmma), and the model has nothing
+else: it checks schedules and index arithmetic, not memory accesses.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.cpu.maca_build import cached, compiler_version, digest, run_compiler
+from harness.cpu.maca_runtime import Piece
+from harness.cpu.maca_source import SourceError, rewrite
+from harness.verdict import KernelFault, Verdict
+
+MODEL = Path(__file__).resolve().parent / "hopper"
+_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-w", "-DHOPPER_MODEL=1", "-fdiagnostics-color=never")
+
+
+def build(source: Path, shared: Sequence[Path]) -> Path:
+    """The library of a Hopper variant; `shared`: the headers of the kit that it includes.
+
+    Raises KernelFault (COMPILE_ERROR), or KitError when g++ is missing.
+    """
+    text = source.read_text(encoding="utf-8", errors="replace")
+    parts = [path.read_bytes() for path in (*shared, *sorted(MODEL.rglob("*.*pp")))]
+    key = digest("hopper", text, str(source), *_FLAGS, compiler_version("g++"), *parts)
+    try:
+        rewritten = rewrite(text, str(source))
+    except SourceError as error:
+        raise KernelFault(Verdict.COMPILE_ERROR, f"{source.name}:{error.line}: error: {error}") from None
+
+    def make(folder: Path) -> None:
+        unit = folder / "unit.cpp"
+        unit.write_text(rewritten, encoding="utf-8")
+        preamble = ["-include", str(MODEL / "include" / "model.hpp")]
+        headers = [f"-I{MODEL / 'include'}", f"-I{source.parent}"]
+        sources = [str(unit), str(MODEL / "runtime.cpp")]
+        # One library never takes another's names: two kernels in one process have a machine each.
+        link = ["-Wl,-Bsymbolic", "-Wl,-z,defs"]
+        run_compiler(["g++", *_FLAGS, *preamble, *headers, *sources, *link, "-o", str(folder / "lib.so")], source)
+
+    return cached(f"hopper-{source.stem}-{key}", make) / "lib.so"
+
+
+class Model:
+    """A loaded library (see build) with its own machine."""
+
+    def __init__(self, library: Path, source: Path) -> None:
+        self._source = source
+        self.library = ctypes.CDLL(str(library))
+        self.library.hopper_fault_verdict.restype = ctypes.c_char_p
+        self.library.hopper_fault_text.restype = ctypes.c_char_p
+        self.runs = 0
+
+    def begin(self, pieces: Sequence[Piece]) -> None:
+        """Start a run: the driver knows these pieces as allocations. Every second run does at once what may be late."""
+        count = len(pieces)
+        pointers = (ctypes.c_uint64 * count)(*(piece.pointer for piece in pieces))
+        sizes = (ctypes.c_uint64 * count)(*(piece.bytes for piece in pieces))
+        self.library.hopper_begin(count, pointers, sizes, ctypes.c_uint64(self.runs))
+        self.runs += 1
+
+    def end(self) -> None:
+        """Finish a run; KernelFault when the model found something wrong in it."""
+        verdict = self.library.hopper_fault_verdict().decode()
+        if verdict:
+            text = self.library.hopper_fault_text().decode(errors="replace")
+            raise KernelFault(Verdict(verdict), f"{self._source.name}: {text}")
