@@ -1,4 +1,4 @@
-"""The journal: every run, one JSON line each, under results/journal/ (not tracked). What `report` reads."""
+"""The journal: every run, one JSON line each, under results/journal/ (not tracked)."""
 
 from __future__ import annotations
 

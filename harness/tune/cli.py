@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -213,7 +214,12 @@ class _Run:
         first = self.steps[0][0]
         by_path = {str(self.files[trial.candidate.number]): trial for trial in trials}
         jobs = [self._job(Path(path), [first], _CHECK_DEADLINE_S, time=False) for path in [str(self.current), *by_path]]
-        results = runner.run_jobs(jobs, lambda result: None, min(CHECKERS, os.cpu_count() or 1))
+        checked = itertools.count(1)
+
+        def receive(result: CaseResult) -> None:
+            print(f"checked {next(checked)} of {len(jobs)} on case {first}: {result.worst}", flush=True)
+
+        results = runner.run_jobs(jobs, receive, min(CHECKERS, os.cpu_count() or 1))
         for job, result in zip(jobs, results, strict=True):
             trial = by_path.get(job.submission)
             if trial is not None and not result.ok:

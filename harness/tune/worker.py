@@ -30,6 +30,9 @@ class TuneSession(JudgeSession):
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
+        from harness.bench import measure  # as the others: before any foreign code is loaded
+
+        self._measure = measure
         self._paths = {int(number): Path(path) for number, path in job.settings["candidates"].items()}
         self._held: tuple[int, Any] | None = None  # the last case's buffers: one case at a time, for their size
 
@@ -74,7 +77,6 @@ class TuneSession(JudgeSession):
     ) -> list[float]:
         """Time a candidate and the current file on a case. KernelFault when the candidate cannot be timed."""
         from harness import guard, timing
-        from harness.bench import measure
 
         buffers = self._buffers(number, phase)
         args = buffers.arguments()
@@ -98,7 +100,7 @@ class TuneSession(JudgeSession):
         wanted = buffers.snapshot()
         phase("time")
         hooks = timing.Hooks(before=lambda: buffers.repoison(0), holds=holds)
-        pair = measure.time_pair(ours, lambda: self._submission.run(args), self._job.settings["budget_s"], hooks)
+        pair = self._measure.time_pair(ours, lambda: self._submission.run(args), self._job.settings["budget_s"], hooks)
         result.notes += [note for note in pair.notes if note not in result.notes]
         if pair.wrong_calls:
             raise KernelFault(
