@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Sequence
 
 _TOKEN = re.compile(
     r"""
@@ -62,7 +63,7 @@ def solid(source: str) -> list[Token]:
     return [token for token in tokenize(source) if token.solid]
 
 
-def directive(tokens: list[Token], at: int) -> str:
+def directive(tokens: Sequence[Token], at: int) -> str:
     """The name of the preprocessor directive whose `#` is the solid token `at`, or ""."""
     if tokens[at].text != "#" or not tokens[at].leads or at + 1 == len(tokens):
         return ""

@@ -94,7 +94,7 @@ BREAKS = [
     ("lane-mask", DEVICE, "    unsigned b = __ballot_sync(~0ull, 1);\n" + DEVICE, "into unsigned b keeps 32"),
     ("lane-mask", DEVICE, "    int n = __popc(__ballot_sync(~0ull, 1));\n" + DEVICE, "use __popcll"),
     ("wave-width", "lane = tid % kWave", "lane = tid % 32", "lane = tid % 32 takes a wave"),
-    ("wave-width", "lane = tid % kWave", "warp = threadIdx.x >> 5, lane = 0", "threadIdx.x > > 5 takes a wave"),
+    ("wave-width", "lane = tid % kWave", "warp = threadIdx.x >> 5, lane = 0", "threadIdx.x >> 5 takes a wave"),
     ("wave-width", "lane = tid % kWave", "lane_id = (threadIdx.x & 31)", "threadIdx.x & 31 takes a wave"),
     ("wave-width", "kRows = 32", "kWarpSize = 32", "kWarpSize is 32"),
     ("wave-width", "constexpr int kT", "#define WARP_SIZE 32\nconstexpr int kT", "WARP_SIZE is 32"),

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from harness.lint import Finding
 from harness.lint.names import Names
-from harness.lint.sandbox_host import Host, words
+from harness.lint.reader import words
+from harness.lint.sandbox_host import Host
 
 _IMPORT_ROOTS = {
     "triton": {"torch", "triton", "math"},

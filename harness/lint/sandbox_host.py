@@ -13,12 +13,7 @@ from typing import TypeGuard
 
 from harness.lint import Finding
 from harness.lint.names import Names
-
-
-def words(text: str) -> frozenset[str]:
-    """The words of a text."""
-    return frozenset(text.split())
-
+from harness.lint.reader import words
 
 # What the judge's torch proxy offers; anything else raises there. In the order of the judge's guide.
 _MAKING = words(
