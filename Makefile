@@ -23,10 +23,14 @@ export PYTHONUTF8 := 1
 GIVEN := $(foreach name,$(.VARIABLES),$(if $(findstring command line,$(origin $(name))),$(name)))
 UNKNOWN := $(filter-out $(VARIABLES) -%,$(GIVEN))
 ifneq ($(UNKNOWN),)
+$(if $(JSON),$(info {"error": "$(firstword $(UNKNOWN))=: no such variable", "exit_code": 2}))
 $(error $(firstword $(UNKNOWN))=: no such variable; known are $(VARIABLES))
 endif
 
-bootstrap = "$$KIT_PYTHON" -m harness.bootstrap
+no_python = { echo "PYTHON=$$KIT_PYTHON: no such program; name a Python 3.10 or newer." >&2; \
+  [ -z "$$KIT_JSON" ] || echo '{"error": "PYTHON names no program", "exit_code": 14}'; exit 14; }
+bootstrap = command -v -- "$$KIT_PYTHON" >/dev/null || $(no_python); \
+  "$$KIT_PYTHON" -m harness.bootstrap $${KIT_JSON:+--json}
 python := .venv/bin/python
 
 .PHONY: help check bench mutants report tune lint lint-compat test lint-code env clean

@@ -13,7 +13,6 @@ TileLang alone may stay missing when pip cannot get it: the two other languages 
 from __future__ import annotations
 
 import argparse
-import ast
 import fcntl
 import hashlib
 import importlib.util
@@ -26,8 +25,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from harness import faults
+from harness.requirements import Requirement, read_lists, satisfied
 from harness.verdict import ExitCode, KitError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -65,68 +66,6 @@ _MODULES = {
     "flashinfer-python": "flashinfer",
     "flash-attn": "flash_attn",
 }
-
-
-class Requirement(NamedTuple):
-    """One line of a requirement list: `name`, and `bound` such as "==3.7.1", ">=1.26" or ""."""
-
-    name: str
-    bound: str
-
-    @classmethod
-    def parse(cls, text: str) -> Requirement:
-        for operator in ("==", ">="):
-            name, found, version = text.partition(operator)
-            if found:
-                return cls(name.strip(), operator + version.strip())
-        return cls(text.strip(), "")
-
-    def accepts(self, version: str | None) -> bool:
-        """True when an installed version will do. A local part ("2.13.0+cpu") does not count."""
-        if not self.bound:
-            return True
-        if version is None:
-            return False
-        have, want = _release(version), _release(self.bound[2:])
-        return have == want if self.bound.startswith("==") else have >= want
-
-    def __str__(self) -> str:
-        return self.name + self.bound
-
-
-def _release(version: str) -> tuple[int, ...]:
-    numbers: list[int] = []
-    for part in version.partition("+")[0].split("."):
-        digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        if not digits:
-            break
-        numbers.append(int(digits))
-    while numbers and numbers[-1] == 0:
-        numbers.pop()
-    return tuple(numbers)
-
-
-def read_lists(pyproject: Path) -> dict[str, list[str]]:
-    """Every list of strings in a pyproject.toml, as "table.key" -> list. (tomllib comes with Python 3.11 only.)"""
-    lists: dict[str, list[str]] = {}
-    table, pending = "", ""
-    for line in pyproject.read_text(encoding="utf-8").splitlines():
-        if not pending and line.startswith(("[", "#")):
-            table = table if line.startswith("#") else line.strip().strip("[]")
-            continue
-        pending += line + "\n"
-        key, equals, value = pending.partition("=")
-        if not equals or not value.lstrip().startswith("["):
-            pending = ""
-            continue
-        try:
-            # A TOML list of plain strings is a Python list as well; it is complete when it parses.
-            parsed = ast.literal_eval(value.strip())
-        except SyntaxError:
-            continue
-        pending = ""
-        lists[f"{table}.{key.strip()}"] = parsed
-    return lists
 
 
 class Kit:
@@ -169,7 +108,7 @@ class Kit:
         machine_torch = self._sees_machine()
         needs = self.requirements(group, machine_torch)
         before = self._probe(needs)
-        missing = [need for need in needs if not _satisfied(need, before)]
+        missing = [need for need in needs if not satisfied(need, before)]
         absent: list[str] = []
         if missing:
             if not self._is_ours():
@@ -376,10 +315,6 @@ class Kit:
         return _last_line(done) if done.returncode else ""
 
 
-def _satisfied(need: Requirement, found: dict[str, dict[str, Any]]) -> bool:
-    return need.name in found and need.accepts(found[need.name]["version"])
-
-
 def _has_torch() -> bool:
     """Whether the Python that runs this imports torch. One that is there but broken is an error, not a "no"."""
     if importlib.util.find_spec("torch") is None:
@@ -433,10 +368,11 @@ def _locked(root: Path) -> Iterator[None]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line. Prints to stderr only, so that a `--json` run after it stays clean."""
+    """Command line. Prints to stderr only, so that a `--json` run after it stays clean, unless there will be none."""
     parser = argparse.ArgumentParser(prog="python3 -m harness.bootstrap", description=__doc__.splitlines()[0])
     parser.add_argument("extras", nargs="*", help="extras of pyproject.toml, such as test, lint, flashinfer")
     parser.add_argument("--retry", action="store_true", help="look again for what could not be installed last time")
+    parser.add_argument("--json", action="store_true", help="say on stdout as well, as JSON, why there is no .venv")
     options = parser.parse_args(arguments)
     try:
         if sys.version_info < OLDEST_PYTHON:
@@ -451,12 +387,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.retry:
             print(f".venv is ready ({time.monotonic() - started:.0f} s).", file=sys.stderr)
     except KitError as error:
-        print(error, file=sys.stderr)
-        return error.code
+        return _refuse(str(error), error.code, options.json)
+    except OSError as error:
+        if not faults.cannot_write(error):
+            raise
+        sentence = f".venv cannot be made or brought up to date here: {faults.cannot_write(error)}"
+        return _refuse(sentence, ExitCode.ENVIRONMENT, options.json)
     except KeyboardInterrupt:
-        print("Interrupted; run it again to finish the set-up.", file=sys.stderr)
-        return ExitCode.INTERRUPTED
+        return _refuse("Interrupted; run it again to finish the set-up.", ExitCode.INTERRUPTED, options.json)
     return ExitCode.OK
+
+
+def _refuse(sentence: str, code: ExitCode, as_json: bool) -> int:
+    if as_json:
+        print(json.dumps({"error": sentence, "exit_code": int(code)}))
+    print(sentence, file=sys.stderr)
+    return code
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
-from harness import bench_cli, catalog, console, journal, lint_cli, mutants, plan, report, runner
+from harness import bench_cli, cache, catalog, console, faults, journal, lint_cli, mutants, plan, report, runner
 from harness.tune import cli as tune_cli
 from harness.verdict import CaseResult, ExitCode, KitError, exit_code
 
@@ -42,6 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader (head, less) went away: nobody is left to tell, and closing stdout must not complain again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.REJECTED
+    except OSError as error:
+        sentence = faults.cannot_write(error)
+        if not sentence:
+            raise
+        return _refuse(sentence, ExitCode.ENVIRONMENT, words)
 
 
 def _refuse(sentence: str, code: ExitCode, words: Sequence[str]) -> int:
@@ -169,6 +174,8 @@ def _check(options: argparse.Namespace, words: list[str]) -> int:
         if not options.json:
             table.show(result)
 
+    if cache.note():
+        print(cache.note(), file=sys.stderr)
     if not options.json:
         print(f"{todo.device.name} ({todo.device.kind}), " + ", ".join(f"{name} {v}" for name, v in versions.items()))
         table.header()

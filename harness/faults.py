@@ -1,10 +1,14 @@
-"""Errors that are not a submission's: a package's fault, a shortage of memory, a broken device. Imports no torch."""
+"""Errors that are not a submission's: a package's fault, no memory, a broken device, a full disk. Imports no torch."""
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 from harness.catalog import shown_path
+
+_UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class PackageError(Exception):
@@ -36,3 +40,11 @@ def is_device_fault(error: BaseException) -> bool:
     if type(error).__name__ == "AcceleratorError":
         return True
     return isinstance(error, RuntimeError) and str(error).lstrip().startswith(("CUDA error", "CUDA driver error"))
+
+
+def cannot_write(error: BaseException) -> str:
+    """A sentence for an error of the disk or its permissions, "" for any other."""
+    if not isinstance(error, OSError) or error.errno not in _UNWRITABLE:
+        return ""
+    where = shown_path(os.fsdecode(error.filename)) if error.filename else "a file"
+    return f"{where} cannot be written or read: {error.strerror}."

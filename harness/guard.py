@@ -293,9 +293,7 @@ class Buffers:
     def overwritten(self) -> list[str]:
         """Names of the inputs whose fingerprint is not the one taken when they were filled."""
         return [
-            slot.name
-            for _, slot in self._slots()
-            if slot.role is Role.INPUT and fingerprint(slot.data) != slot.hash
+            slot.name for _, slot in self._slots() if slot.role is Role.INPUT and fingerprint(slot.data) != slot.hash
         ]
 
     def mutated(self) -> list[Finding]:

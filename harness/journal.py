@@ -6,6 +6,7 @@ import fcntl
 import importlib.metadata
 import json
 import math
+import os
 import platform
 from datetime import datetime, timezone
 from pathlib import Path
@@ -47,9 +48,16 @@ def append(run: dict[str, Any], folder: Path | None = None) -> str:
     line = json.dumps(plain({"date": now.isoformat(timespec="seconds"), **run}), allow_nan=False) + "\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as journal:
+        with path.open("ab", buffering=0) as journal:
             fcntl.flock(journal, fcntl.LOCK_EX)  # two runs at once: lines, never a mixture
-            journal.write(line)
+            before = journal.seek(0, os.SEEK_END)
+            try:
+                data = line.encode()
+                while data:
+                    data = data[journal.write(data) :]
+            except OSError:
+                journal.truncate(before)  # half a line would spoil the next run's
+                raise
     except OSError as error:
         return f"{path}: this run is not in the journal ({error.strerror or error})."
     return ""

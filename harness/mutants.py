@@ -18,7 +18,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from harness import catalog, gate, journal, runner
+from harness import cache, catalog, gate, journal, runner
 from harness.console import printable
 from harness.devices import Device
 from harness.runner import Job
@@ -26,7 +26,7 @@ from harness.source import load_module
 from harness.verdict import CaseResult, KitError, Verdict
 
 FOLDER = catalog.ROOT / "tests" / "mutants"
-BUILT = catalog.ROOT / ".cache" / "mutants"
+BUILT = cache.folder() / "mutants"
 PAGE = catalog.ROOT / "docs" / "mutants.md"
 RESULTS = catalog.ROOT / "results"
 NAIVE = (sys.executable, "-m", "harness.naive")

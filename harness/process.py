@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness import catalog
+from harness import cache, catalog
 from harness.contract import wants_exact_allocations
 from harness.verdict import CaseResult, Verdict
 
@@ -72,9 +72,9 @@ class Capture:
 def environment(job: Job, parallel: int, mark: str) -> dict[str, str]:
     """The environment of a job's worker."""
     names = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
-    cache = catalog.ROOT / ".cache"
-    names.setdefault("TRITON_CACHE_DIR", str(cache / "triton"))
-    names.setdefault("TILELANG_CACHE_DIR", str(cache / "tilelang"))
+    names[cache.VARIABLE] = str(cache.folder())
+    names.setdefault("TRITON_CACHE_DIR", str(cache.folder() / "triton"))
+    names.setdefault("TILELANG_CACHE_DIR", str(cache.folder() / "tilelang"))
     names |= {"LC_ALL": "C.UTF-8", "PYTHONIOENCODING": "utf-8", "PYTHONUNBUFFERED": "1", _MARK: mark}
     names["PYTHONPATH"] = os.pathsep.join([str(catalog.ROOT), *filter(None, [names.get("PYTHONPATH")])])
     if job.device == "cpu":

@@ -30,7 +30,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from harness.faults import PackageError, is_device_fault, is_out_of_memory
+from harness.faults import PackageError, cannot_write, is_device_fault, is_out_of_memory
 from harness.runner import Job
 from harness.verdict import CaseResult, KernelFault, KitError, Verdict
 
@@ -203,6 +203,8 @@ def explain(error: BaseException, phase: str, submission: Path) -> tuple[Verdict
         text = f"it called exit({error.code!r})"
     if where:
         return Verdict.RUNTIME_ERROR, f"{where}: {text}, in phase {phase}"
+    if unwritable := cannot_write(error):
+        return Verdict.RUNTIME_ERROR, f"in phase {phase}: {unwritable}"
     if not is_device_fault(error):
         traceback.print_exception(error)
     return Verdict.RUNTIME_ERROR, f"{text}, in phase {phase}"

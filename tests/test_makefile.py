@@ -197,6 +197,18 @@ def test_a_misspelt_variable_is_refused(kit: Kit, word: str) -> None:
     assert not kit.log.exists()
 
 
+def test_what_stops_make_before_the_run_is_one_document_under_json(kit: Kit) -> None:
+    for words, code in ((["TAKS=alpha"], 2), (["PYTHON=/no/such python"], 14)):
+        done = kit.make("check", "JSON=1", *words)
+        assert done.returncode != 0
+        assert json.loads(done.stdout)["exit_code"] == code
+        assert done.stderr.startswith("Makefile:") or "PYTHON=/no/such python: no such program; name" in done.stderr
+        assert not kit.log.exists()
+        assert kit.make("check", *words).stdout == ""
+    assert kit.make("check", "JSON=1", EXIT_OF_machine="14").returncode != 0
+    assert kit.calls()[-1][1] == ["-m", "harness.bootstrap", "--json"]
+
+
 def test_test_and_env_ask_for_their_extras(kit: Kit) -> None:
     assert kit.make("test").returncode == 0
     assert kit.make("env").returncode == 0

@@ -16,11 +16,11 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from harness.catalog import ROOT
+from harness import cache
 from harness.cpu.maca_source import SourceError, rewrite
 from harness.verdict import ExitCode, KernelFault, KitError, Verdict
 
-CACHE = ROOT / ".cache" / "cuda"
+CACHE = cache.folder() / "cuda"
 SIMULATOR = Path(__file__).resolve().parent / "maca"
 MODES = ("wave64", "warp32")
 # Frames of the hooks stay where they are: a fault's callers are read from them.
@@ -69,7 +69,8 @@ def compiler_version(compiler: str) -> str:
             f"{compiler} is missing: a .cu file cannot be compiled without it; install it and put it on PATH.",
             ExitCode.ENVIRONMENT,
         )
-    return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
+    done = subprocess.run([compiler, "--version"], capture_output=True, encoding="utf-8", errors="replace", check=True)
+    return done.stdout
 
 
 def cached(key: str, make: Callable[[Path], None]) -> Path:
@@ -125,7 +126,7 @@ def _runtime(mode: str) -> Path:
         unit.write_text("".join(f'#include "{name}"\n' for name in sources), encoding="utf-8")
         headers = [f"-I{SIMULATOR / 'include'}", f"-I{SIMULATOR / 'src'}"]
         command = ["g++", *flags, *headers, "-c", str(unit), "-o", str(folder / "runtime.o")]
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
         if done.returncode != 0:
             raise KitError(f"g++ cannot compile the simulator: {done.stderr[:2000]}", ExitCode.ENVIRONMENT)
 

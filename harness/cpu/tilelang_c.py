@@ -26,13 +26,13 @@ from typing import Any
 
 import torch
 
-from harness.catalog import ROOT
+from harness import cache
 from harness.cpu.tilelang_emit import Parameter, Program, emit
 from harness.cpu.tilelang_expr import Unsupported
 from harness.verdict import ExitCode, KernelFault, KitError, Verdict
 
 SHARED_LIMIT = 64 * 1024  # bytes per block on the C500
-CACHE = ROOT / ".cache" / "tilelang"
+CACHE = cache.folder() / "tilelang"
 _HEADER = Path(__file__).with_name("tilelang_tile.h")
 # -fwrapv: int32 indices wrap as on the device instead of being undefined.
 _FLAGS = ("-std=c++17", "-O2", "-ftree-vectorize", "-fwrapv", "-fno-math-errno", "-shared", "-fPIC", "-w")

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harness.catalog import ROOT
+from harness import cache
 from harness.cpu.maca_build import digest
 
-FOLDER = ROOT / ".cache" / "lint"
+FOLDER = cache.folder() / "lint"
 
 
 def remembered(parts: tuple[str | bytes, ...], make: Callable[[], Any]) -> Any:
