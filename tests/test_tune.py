@@ -460,7 +460,7 @@ def test_a_search_prints_the_row_to_paste_keeps_the_losses_and_leaves_the_file_a
     before = path.read_bytes()
     gpu["speeds"] = {"(64, 32, 8, 4, 2, 132)": 1.1, "(64, 32, 8, 3, 1, 132)": 1.05}
     gpu["wrong"] = {"(64, 16, 8, 6, 4, 132)": Verdict.WRONG_ANSWER}
-    assert cli.main(WORDS) == ExitCode.OK
+    assert cli.main([*WORDS, "--budget", "0.5"]) == ExitCode.OK
     out = capsys.readouterr().out
     assert path.read_bytes() == before
     assert 'at TUNING["sm90"], in place of (64, 32, 8, 3, 2, 132):' in out
@@ -474,6 +474,7 @@ def test_a_search_prints_the_row_to_paste_keeps_the_losses_and_leaves_the_file_a
     assert states["(64, 16, 8, 6, 4, 132)"].startswith("failed: WRONG_ANSWER")
     # Every job runs the row that is tuned, and checks come before times.
     assert all(job.settings["tuning"] == "sm90" for job in gpu["jobs"])
+    assert {job.settings["budget_s"] for job in gpu["jobs"] if "candidates" in job.settings} == {0.5}
     kinds = ["candidates" in job.settings for job in gpu["jobs"]]
     assert kinds == sorted(kinds)
     cli.main(WORDS)
@@ -528,6 +529,7 @@ def test_all_candidates_wrong_is_no_success(gpu: dict[str, Any], capsys: pytest.
         (["--task", "mla_decode", "--lang", "c"], ExitCode.UNKNOWN_LANGUAGE, "LANG=c"),
         (["--task", "mla_decode", "--lang", "cuda", "--row", "sm75"], ExitCode.USAGE, "ROW=sm75: no such row"),
         (["--task", "mla_decode", "--lang", "cuda", "--row", "c500"], ExitCode.NEEDS_DEVICE, "compiles the sm90 table"),
+        (["--task", "mla_decode", "--lang", "triton", "--budget", "x"], ExitCode.USAGE, "BUDGET=x"),
         (["--task", "mla_decode", "--lang", "cuda", "--suite", "tiny"], ExitCode.MISSING_FILE, "there is ROW=c500"),
     ],
 )

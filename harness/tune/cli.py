@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import catalog, journal, plan, runner
+from harness.bench import engine
 from harness.bench.record import slug
 from harness.console import printable
 from harness.devices import Device
@@ -45,6 +46,7 @@ def add(commands: Any) -> None:
     tune.add_argument("--cases", help="which cases, as in 1,3-5")
     tune.add_argument("--device", help="maca or cuda; what the machine has by default")
     tune.add_argument("--row", help="c500 or sm90: which row of the tuning table; the device's own by default")
+    tune.add_argument("--budget", metavar="SECONDS", help=f"of timing per candidate and case, {BUDGET_S:g} by default")
     tune.add_argument("--plan", action="store_true", help="list the candidates and run nothing; needs no GPU")
 
 
@@ -66,6 +68,7 @@ def _tune(options: argparse.Namespace, words: list[str]) -> int:
             "them without one.",
             ExitCode.NEEDS_DEVICE,
         )
+    budget_s = engine.parse_budget(options.budget) if options.budget else BUDGET_S
     cases = chosen_cases(task, suite, options.cases)
     text = path.read_text(encoding="utf-8")
     found = space.candidates(spaces, text, path, cases)
@@ -78,6 +81,7 @@ def _tune(options: argparse.Namespace, words: list[str]) -> int:
         print("\n".join(listing(found, path)))
         return ExitCode.OK
     run = _Run(task, language, suite, row, device, path, text, cases, spaces[0].probe.get(suite, 0))
+    run.budget_s = budget_s
     return run.go(found, words)
 
 
@@ -154,6 +158,7 @@ class _Run:
         self.device, self.path, self.text = device, path, text
         self.cases = [case.number for case in cases]
         self.steps = search.rungs(self.cases, probe)
+        self.budget_s = BUDGET_S
         self.folder = BUILT / task / language / row
         self.current = self._write("current", text)
         self.files: dict[int, Path] = {}
@@ -238,10 +243,10 @@ class _Run:
         job = self._job(
             self.current,
             list(by_number),
-            _CASE_DEADLINE_S * (1 + len(cases)),
+            (_CASE_DEADLINE_S + self.budget_s) * (1 + len(cases)),
             candidates=files,
             on=list(cases),
-            budget_s=BUDGET_S,
+            budget_s=self.budget_s,
         )
 
         def receive(result: CaseResult) -> None:

@@ -82,7 +82,6 @@ SPACES = [
         **COMMON,
         "candidates": {
             (64, 32, 256, 1, 1): "151 KiB: turns of 64 tokens instead of 128, less is wasted at the end of a part",
-            (64, 48, 256, 1, 1): "between the two",
             (64, 32, 256, 1, 2): "twice as many parts: two rounds, which even out",
             (64, 64, 256, 1, 2): "the same with long turns",
             (64, 64, 256, 0, 1): "one tile, the next one in registers: no asynchronous copy",
