@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from harness import arch_section, ctokens
+from harness import arch_section
 from harness.lint import Finding, cuda_guard, cuda_lanes
 from harness.lint.reader import Reader, section_lines, words
 
@@ -65,9 +65,9 @@ def check(path: Path, arguments: Sequence[str], scalars: Sequence[bool]) -> list
     """
     reader = Reader(path)
     found = list(_exports(reader, arguments, scalars))
-    for rule in (_readable, _one_body, _headers, _calls, _device_code, cuda_lanes.masks):
+    for rule in (_readable, _one_body, _headers, _calls, _device_code):
         found += rule(reader)
-    found += cuda_lanes.widths(reader, _section(reader))
+    found += cuda_lanes.check(reader, _section(reader))
     return sorted(set(found), key=lambda finding: (finding.line, finding.rule, finding.message))
 
 
@@ -136,10 +136,11 @@ def _statement(reader: Reader, at: int) -> int:
 
 def _readable(reader: Reader) -> Iterator[Finding]:
     """Spellings behind which a reader of tokens finds other words than the compiler."""
-    solid = -1
-    every = ctokens.tokenize(reader.text)
+    solid, every = -1, reader.every
     for at, token in enumerate(every):
         solid += token.solid
+        if token.kind not in ("op", "space", "comment"):
+            continue
         live = solid < 0 or reader.live[solid]
         after = every[at + 1] if at + 1 < len(every) else token
         pair = token.text + after.text if token.kind == after.kind == "op" and at + 1 < len(every) else ""
@@ -183,7 +184,7 @@ def _headers(reader: Reader) -> Iterator[Finding]:
     for at, text in enumerate(reader.texts[:-2]):
         if text not in ("include", "include_next", "import") or reader.texts[at - 1] != "#" or not reader.live[at]:
             continue
-        if reader.texts[at + 1] == "<":
+        if text == "include" and reader.texts[at + 1] == "<":
             stop = reader.texts.index(">", at) if ">" in reader.texts[at:] else len(reader.texts)
             name = "".join(reader.texts[at + 2 : stop])
         elif reader.tokens[at + 1].kind == "string" and text == "include":

@@ -118,7 +118,9 @@ def _grows(reader: Reader, held: str, needed: set[str], condition: int, at: int,
             stop += 1
         if at <= index <= end:
             grown = grown or bool(needed.intersection(reader.texts[index + 2 : stop]))
-        elif "." not in held and not condition <= index <= end and not _declares(reader, index):
+        elif "." in held or (reader.texts[index - 1] in (".", "->") and reader.texts[index - 2] != "this"):
+            continue  # of another object, for all that is known
+        elif not condition <= index <= end and not _declares(reader, index):
             return False
     return grown
 

@@ -156,10 +156,16 @@ def _merged(texts: Sequence[str]) -> list[str]:
     return parts
 
 
-def masks(reader: Reader) -> Iterator[Finding]:
+def check(reader: Reader, section: range) -> Iterator[Finding]:
+    """Every place of a file. `section`: lines where a split by 32 without a lane's name is none."""
+    constants = Constants(reader)
+    yield from _masks(reader, constants)
+    yield from _widths(reader, constants, section)
+
+
+def _masks(reader: Reader, constants: Constants) -> Iterator[Finding]:
     """Masks of 32 bits where a wave has 64 lanes, and results with a bit per lane that are cut to 32."""
     way_out = "use ~0ull, or the reductions of the arch section"
-    constants = Constants(reader)
     sets: set[str] = set()
     for at, text in enumerate(reader.texts):
         if not reader.named(at) or not reader.called(at):
@@ -203,10 +209,10 @@ def _cut(reader: Reader, at: int, sets: set[str]) -> Iterator[Finding]:
             sets.add(name)
 
 
-def widths(reader: Reader, section: range) -> Iterator[Finding]:
-    """A 32 that stands for the number of lanes. `section`: lines where a split by 32 without a lane's name is none."""
+def _widths(reader: Reader, constants: Constants, section: range) -> Iterator[Finding]:
+    """A 32 that stands for the number of lanes."""
     texts, way_out = reader.texts, "use arch::kWave (warpSize is 64 there)"
-    constants, indices = Constants(reader), _indices(reader)
+    indices = _indices(reader)
     for at, text in enumerate(texts):
         if not reader.live[at]:
             continue

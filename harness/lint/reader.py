@@ -43,11 +43,15 @@ _CONDITIONS = ("if", "ifdef", "ifndef", "elif", "elifdef", "elifndef", "else", "
 
 
 class Reader:
-    """The solid tokens of a file, each with its line. `live[i]`: the C500's compiler sees token i."""
+    """The solid tokens of a file, each with its line. `live[i]`: the C500's compiler sees token i.
+
+    `every`: the tokens with white space and comments.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path, self.text = path, path.read_text(encoding="utf-8", errors="replace")
-        self.tokens = ctokens.solid(self.text)
+        self.every = ctokens.tokenize(self.text)
+        self.tokens = [token for token in self.every if token.solid]
         self.texts = [token.text for token in self.tokens]
         self.live = _live(self.tokens)
         self._partner = self._partners()
