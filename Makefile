@@ -9,7 +9,7 @@ PYTHON ?= python3
 
 # LANG is the locale variable of every shell as well: it names a language only where make's own command line gave it,
 # and in neither meaning does it reach a child. Values go to the commands as KIT_*, unexpanded, never pasted into shell text.
-VARIABLES := TASK LANG SUITE CASES DEVICE CONFIG FILE VARIANT JSON COUNTS JOBS REPEAT NOTIME ROW PLAN BUDGET OUT BASELINE OURS GRID API POINTS PYTHON EXTRA
+VARIABLES := TASK LANG SUITE CASES DEVICE CONFIG FILE VARIANT JSON COUNTS JOBS REPEAT NOTIME ROW PLAN BUDGET OUT BASELINE OURS GRID API POINTS TOOL PYTHON EXTRA
 ifneq ($(origin LANG),command line)
 LANG :=
 endif
@@ -33,7 +33,7 @@ bootstrap = command -v -- "$$KIT_PYTHON" >/dev/null || $(no_python); \
   "$$KIT_PYTHON" -m harness.bootstrap $${KIT_JSON:+--json}
 python := .venv/bin/python
 
-.PHONY: help check bench mutants report tune lint lint-compat test lint-code env clean
+.PHONY: help check bench sanitize mutants report tune lint lint-compat test lint-code env clean
 
 help: ## this list
 	@echo "make COMMAND [VARIABLE=value ...]"
@@ -57,13 +57,14 @@ help: ## this list
 #: NOTIME=1         on a GPU: check only, time nothing (JOBS may then be more than one)
 #: ROW=name         for tune: c500 or sm90, the row of the tuning table (the device's own)
 #: PLAN=1           for tune: list the candidates and what rules them out, run nothing; needs no GPU
-#: BUDGET=seconds   for bench: of repetition per case (10)
+#: BUDGET=seconds   for bench: of repetition per case (10); for tune: per candidate and case (1.5)
 #: OUT=folder       for bench: keep the records there as well as in results/journal
 #: BASELINE=1       for bench: time FlashInfer and flash-attn on the tutorial's grids instead, into results/tutorial/*.csv
 #: OURS=1           for bench: time our kernels on those grids; takes TASK and LANG
 #: GRID=name        for BASELINE and OURS: which grids (tutorial)
 #: API=name         for BASELINE and OURS: one CSV, as its file's name begins
 #: POINTS=1-5       for BASELINE and OURS: these rows only
+#: TOOL=name        for sanitize: memcheck, racecheck, initcheck or synccheck (the first two)
 #: PYTHON=path      the Python to make .venv with, for every command (python3)
 #: EXTRA=name       for env: flashinfer, flash-attn, test, lint or report
 check: ## run the submissions against a suite, both verdicts per case
@@ -83,6 +84,11 @@ bench: ## on a GPU: time submissions beside their baselines; takes what check ta
 	  $${KIT_OUT:+"--out=$$KIT_OUT"} $${KIT_JSON:+--json} $${KIT_BASELINE:+--baseline} $${KIT_OURS:+--ours} \
 	  $${KIT_GRID:+"--grid=$$KIT_GRID"} $${KIT_API:+"--api=$$KIT_API"} $${KIT_POINTS:+"--points=$$KIT_POINTS"}
 
+sanitize: ## on an NVIDIA GPU: the C++ submissions under compute-sanitizer; takes TASK, SUITE, CASES, VARIANT, TOOL
+	@$(bootstrap)
+	@$(python) -m harness sanitize $${KIT_TASK:+"--task=$$KIT_TASK"} $${KIT_SUITE:+"--suite=$$KIT_SUITE"} \
+	  $${KIT_CASES:+"--cases=$$KIT_CASES"} $${KIT_VARIANT:+"--variant=$$KIT_VARIANT"} $${KIT_TOOL:+"--tool=$$KIT_TOOL"}
+
 mutants: ## run submissions that are wrong on purpose: each must be rejected by name
 	@$(bootstrap)
 	@$(python) -m harness mutants $${KIT_TASK:+"--task=$$KIT_TASK"} $${KIT_LANG:+"--lang=$$KIT_LANG"} \
@@ -96,7 +102,7 @@ tune: ## time other values of a kernel's parameters on this GPU, print the row t
 	@$(bootstrap)
 	@$(python) -m harness tune $${KIT_TASK:+"--task=$$KIT_TASK"} $${KIT_LANG:+"--lang=$$KIT_LANG"} \
 	  $${KIT_SUITE:+"--suite=$$KIT_SUITE"} $${KIT_CASES:+"--cases=$$KIT_CASES"} $${KIT_DEVICE:+"--device=$$KIT_DEVICE"} \
-	  $${KIT_ROW:+"--row=$$KIT_ROW"} $${KIT_PLAN:+--plan}
+	  $${KIT_ROW:+"--row=$$KIT_ROW"} $${KIT_BUDGET:+"--budget=$$KIT_BUDGET"} $${KIT_PLAN:+--plan}
 
 lint: ## what the judge's sandbox or a C500 would refuse, and what the c500 rows need; takes TASK, LANG, FILE, JSON, JOBS
 	@$(bootstrap)

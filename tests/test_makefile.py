@@ -21,7 +21,7 @@ from harness.verdict import ExitCode
 
 ROOT = Path(__file__).resolve().parent.parent
 VARIABLES = ["TASK", "LANG", "SUITE", "CASES", "DEVICE", "CONFIG", "FILE", "JSON", "COUNTS", "JOBS", "PYTHON", "EXTRA"]
-VARIABLES += ["REPEAT", "NOTIME", "VARIANT", "BUDGET", "OUT", "ROW", "PLAN"]
+VARIABLES += ["REPEAT", "NOTIME", "VARIANT", "BUDGET", "OUT", "ROW", "PLAN", "TOOL"]
 
 # Called with the file of the log, who it stands for, and the arguments.
 STAND_IN = """

@@ -41,7 +41,7 @@ def load(path: Path, arguments: Sequence[str], device: Device, variant: str, set
     if device.kind != "maca":  # the SDK has its own
         _needs_cutlass(path)
     if device.kind != "cpu":
-        library = _build_for_gpu(path, device, variant)
+        library = build_for_gpu(path, device, variant)
         function = _run_kernel(ctypes.CDLL(str(library)), path)
         return Submission("cuda", path, lambda args: function(*map(to_c, args)))
     if variant == "hopper":
@@ -123,7 +123,8 @@ def _find(tool: str, *folders: Path) -> str | None:
     return shutil.which(tool) or shutil.which(tool, path=":".join(map(str, folders)))
 
 
-def _build_for_gpu(path: Path, device: Device, variant: str) -> Path:
+def build_for_gpu(path: Path, device: Device, variant: str) -> Path:
+    """The library of a submission on a GPU machine. Raises as `load` does."""
     command = gpu_command(path, Path("lib.so"), device, variant)
     version = compiler_version(command[0])
     headers = [header.read_bytes() for header in _kit_headers()] if variant == "hopper" else []
