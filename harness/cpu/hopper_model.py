@@ -1,4 +1,4 @@
-"""Run a Hopper variant without a GPU: compile it with g++ for the model in harness/cpu/hopper, and name what went wrong.
+"""Run a Hopper variant without a GPU: compile it with g++ for the model in harness/cpu/hopper, name what went wrong.
 
 The variants use instructions that the C500 simulator does not have (TMA, mbarriers, wgmma), and the model has nothing
 else: it checks schedules and index arithmetic, not memory accesses.
@@ -16,7 +16,22 @@ from harness.cpu.maca_source import SourceError, rewrite
 from harness.verdict import KernelFault, Verdict
 
 MODEL = Path(__file__).resolve().parent / "hopper"
-_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-w", "-DHOPPER_MODEL=1", "-fdiagnostics-color=never")
+_FLAGS = ("-std=c++17", "-fPIC", "-fno-gnu-unique", "-w", "-DHOPPER_MODEL=1", "-fdiagnostics-color=never")
+
+
+def _runtime() -> Path:
+    """The object file of the model's own part, which does the arithmetic of the products."""
+    command = ["g++", *_FLAGS, "-O3", f"-I{MODEL / 'include'}", "-c", str(MODEL / "runtime.cpp"), "-o"]
+    key = digest("hopper runtime", *command, compiler_version("g++"), *_texts())
+
+    def make(folder: Path) -> None:
+        run_compiler([*command, str(folder / "runtime.o")], MODEL / "runtime.cpp")
+
+    return cached(f"hopper-runtime-{key}", make) / "runtime.o"
+
+
+def _texts() -> list[bytes]:
+    return [path.read_bytes() for path in sorted(MODEL.rglob("*")) if path.is_file()]
 
 
 def build(source: Path, shared: Sequence[Path]) -> Path:
@@ -25,8 +40,9 @@ def build(source: Path, shared: Sequence[Path]) -> Path:
     Raises KernelFault (COMPILE_ERROR), or KitError when g++ is missing.
     """
     text = source.read_text(encoding="utf-8", errors="replace")
-    parts = [path.read_bytes() for path in (*shared, *sorted(MODEL.rglob("*.*pp")))]
-    key = digest("hopper", text, str(source), *_FLAGS, compiler_version("g++"), *parts)
+    runtime = _runtime()
+    parts = [path.read_bytes() for path in shared]
+    key = digest("hopper", text, str(source), *_FLAGS, str(runtime), compiler_version("g++"), *parts)
     try:
         rewritten = rewrite(text, str(source))
     except SourceError as error:
@@ -37,10 +53,9 @@ def build(source: Path, shared: Sequence[Path]) -> Path:
         unit.write_text(rewritten, encoding="utf-8")
         preamble = ["-include", str(MODEL / "include" / "model.hpp")]
         headers = [f"-I{MODEL / 'include'}", f"-I{source.parent}"]
-        sources = [str(unit), str(MODEL / "runtime.cpp")]
         # One library never takes another's names: two kernels in one process have a machine each.
-        link = ["-Wl,-Bsymbolic", "-Wl,-z,defs"]
-        run_compiler(["g++", *_FLAGS, *preamble, *headers, *sources, *link, "-o", str(folder / "lib.so")], source)
+        link = ["-shared", "-Wl,-Bsymbolic", "-Wl,-z,defs", str(unit), str(runtime), "-o", str(folder / "lib.so")]
+        run_compiler(["g++", *_FLAGS, "-O1", *preamble, *headers, *link], source)
 
     return cached(f"hopper-{source.stem}-{key}", make) / "lib.so"
 

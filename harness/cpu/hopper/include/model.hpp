@@ -167,57 +167,7 @@ inline uint16_t to_bfloat16(float x) {
 
 // ---- Matrix products -----------------------------------------------------------------------------------------------
 
-// Element (row, k) of an operand in shared memory, `size` bytes. Its descriptor: address, leading and stride offsets in
-// units of 16 bytes. k runs along 128-byte rows of which eight make `stride`; transposed, rows run along them in slices
-// of 64, `leading` apart, and eight k make `stride`.
-inline const char* element(Block& of, uint64_t descriptor, int row, int k, int size, bool transposed) {
-    const uint32_t start = (descriptor & 0x3fff) << 4, leading = (descriptor >> 16 & 0x3fff) << 4;
-    const uint32_t stride = (descriptor >> 32 & 0x3fff) << 4;
-    if (descriptor >> 62 != 1) fail("RUNTIME_ERROR", "a wgmma descriptor without the 128-byte swizzle");
-    const uint32_t offset = transposed ? row / 64 * leading + k / 8 * stride + k % 8 * 128 + row % 64 * size
-                                       : row / 8 * stride + row % 8 * 128 + k * size;
-    return pointer(of, swizzled(start + offset));
-}
-
-template <class Value, class Sum>
-void multiply(Block& of, const Product& p, Value (*read)(const char*), int depth, int size) {
-    std::vector<Value> a(64 * depth), b(static_cast<size_t>(p.columns) * depth);
-    for (int row = 0; row < 64; ++row)
-        for (int k = 0; k < depth; ++k) {
-            if (p.a_in_registers) {  // of bf16: two to a register, (row, k), (row + 8, k), (row, k + 8), (row + 8, k +
-                                     // 8)
-                const int owner = row / 16 * 32 + row % 8 * 4 + k % 8 / 2, index = row % 16 / 8 + k / 8 * 2;
-                const uint16_t bits = static_cast<uint16_t>(p.registers[owner][index] >> 16 * (k % 2));
-                a[row * depth + k] = read(reinterpret_cast<const char*>(&bits));
-            } else {
-                a[row * depth + k] = read(element(of, p.a, row, k, size, false));
-            }
-        }
-    for (int column = 0; column < p.columns; ++column)
-        for (int k = 0; k < depth; ++k) b[column * depth + k] = read(element(of, p.b, column, k, size, p.b_transposed));
-    for (int t = 0; t < 128; ++t)
-        for (int i = 0; i < p.columns / 2; ++i) {
-            const int row = t / 32 * 16 + t % 32 / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + t % 4 * 2 + i % 2;
-            Sum& sum = static_cast<Sum*>(p.sums[t])[i];
-            Sum total = p.accumulate ? sum : 0;
-            for (int k = 0; k < depth; ++k)
-                total += static_cast<Sum>(a[row * depth + k]) * static_cast<Sum>(b[column * depth + k]);
-            sum = total;
-        }
-}
-inline void run(Block& of, const Product& p) {
-    if (p.int8)
-        multiply<int8_t, int>(of, p, [](const char* x) { return static_cast<int8_t>(*x); }, 32, 1);
-    else
-        multiply<float, float>(
-            of, p,
-            [](const char* x) {
-                uint16_t bits;
-                memcpy(&bits, x, 2);
-                return to_float(bits);
-            },
-            16, 2);
-}
+void run(Block& of, const Product& product);
 
 // One thread's part of a product. The 128 threads of a warpgroup give the same one in the same order.
 inline void give(const Product& part, void* sums, const uint32_t* registers) {
