@@ -25,7 +25,9 @@ class Contract:
     `reference(*args)` gives the truth per output name, `honest(*args)` what honest kernel arithmetic gives, and
     `workload(*args)` {"flops": int, "bytes": int, "dtype": str}. None of them modifies its arguments.
     `peer(*args)`, where a task has one: another library's name and a call of its kernel on this case, ready to be timed
-    where the package's own baseline cannot be imported. It raises ImportError where that library is missing too.
+    where the package's own baseline cannot be imported, or, with `peer_first`, in its place in any case. It raises
+    ImportError where that library is missing too. `yardsticks(*args)`, where a task has them: other calls by name that
+    are timed alone where the peer is timed, since they show what the device can do.
     """
 
     path: Path
@@ -37,6 +39,8 @@ class Contract:
     honest: Callable[..., dict[str, Tensor]]
     workload: Callable[..., dict[str, Any]]
     peer: Callable[..., tuple[str, Callable[[], object]]] | None = None
+    peer_first: bool = False
+    yardsticks: Callable[..., dict[str, Callable[[], object]]] | None = None
 
     def label(self, args: Sequence[Any]) -> str:
         """A short name for a case from its first integers, such as "b4 s1024 q32".
@@ -95,4 +99,6 @@ def load_contract(path: Path) -> Contract:
         honest=names["honest"],
         workload=names["workload"],
         peer=names.get("peer"),
+        peer_first=bool(names.get("PEER_FIRST", False)),
+        yardsticks=names.get("yardsticks"),
     )

@@ -19,7 +19,7 @@ out even when the strict one is bad, so that one can see what the judge would ha
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -408,11 +408,14 @@ class _Trial:
         args = self.buffers.arguments()
         workload = self.contract.workload(*args) if self.contract is not None else None
         hooks = timing.Hooks(before=lambda: self.buffers.repoison(0), holds=unchanged)
-        if timed_baseline:
+        peer = self._peer() if not timed_baseline or (self.contract and self.contract.peer_first) else None
+        if timed_baseline and peer is None:
             with self.package.baseline_call(self.case, self.buffers.originals()) as baseline:
                 times = self.timer(ours, baseline, self.budget_s, workload, hooks)
         else:
-            times = self.timer(ours, self._peer(), self.budget_s, workload, hooks)
+            times = self.timer(ours, peer, self.budget_s, workload, hooks)
+            if peer is not None:
+                self._yardsticks(workload)
         self._look_for_tampering()
         self.ledger.findings += self.buffers.damage()
         self.ledger.findings += self.buffers.mutated()
@@ -436,10 +439,25 @@ class _Trial:
         try:
             name, call = self.contract.peer(*self.buffers.originals())
         except ImportError as error:
-            self.ledger.note(f"not timed against another library either: {_one_line(error)}")
+            self.ledger.note(f"not timed against another library: {_one_line(error)}")
             return None
         self.result.peer = name
         return call
+
+    def _yardsticks(self, workload: Mapping[str, Any] | None) -> None:
+        """Other calls that the contract wants to see beside the peer, each timed alone, as notes."""
+        if self.contract is None or self.contract.yardsticks is None or workload is None:
+            return
+        for name, call in self.contract.yardsticks(*self.buffers.originals()).items():
+            try:
+                times = timing.pair(call, None, self.budget_s / 4, workload)
+            except Exception as error:  # not offered by this device, or not for these shapes: ours stands without it
+                self.ledger.note(f"{name}: {_one_line(error)}")
+                continue
+            rate = workload["flops"] / times.ours_ms / 1e9
+            self.ledger.note(
+                f"{name}: {times.ours_ms:.4g} ms, {rate:.0f} T/s{' (doubtful)' if times.suspicion else ''}"
+            )
 
 
 def _one_line(error: BaseException) -> str:

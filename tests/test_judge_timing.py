@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from judged import (
+    REFERENCE,
     Bench,
     good,
     last_key_dropped,
@@ -28,7 +29,10 @@ class Stopwatch:
     asked: list[Any] = dataclasses.field(default_factory=list)
     held: list[bool] = dataclasses.field(default_factory=list)
 
-    def pair(self, ours: Any, baseline: Any, budget_s: float, workload: Any, hooks: timing.Hooks) -> timing.PairTime:
+    def pair(
+        self, ours: Any, baseline: Any, budget_s: float, workload: Any, hooks: timing.Hooks | None = None
+    ) -> timing.PairTime:
+        hooks = hooks or timing.Hooks()
         self.asked.append((baseline is not None, budget_s, workload))
         for _ in range(3):
             hooks.before()
@@ -118,3 +122,35 @@ def test_the_substitute_baseline_is_not_timed(bench: Bench, stopwatch: Stopwatch
     result = bench.run(good, package, device=GPU)
     assert (result.ok, result.ours_ms, result.baseline_ms, result.score) == (True, 1.0, None, None)
     assert stopwatch.asked[0][0] is False
+
+
+PEER = """
+def peer(q, k, v, output, count):
+    {body}
+    return "a named library", lambda: CALLED.append("peer")
+def yardsticks(q, k, v, output, count):
+    return {"as fast as it goes": lambda: CALLED.append("yardstick"), "not here": lambda: 1 / 0}
+CALLED = []
+"""
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_contract_may_put_its_peer_first(bench: Bench, stopwatch: Stopwatch, first: bool) -> None:
+    text = REFERENCE + f"PEER_FIRST = {first}\n" + PEER.replace("{body}", "pass")
+    contract = bench.contract(text)
+    result = bench.run(good, contract=contract, device=GPU)
+    assert result.ok
+    assert result.peer == ("a named library" if first else "")
+    called = contract.peer.__globals__["CALLED"] if contract.peer else None
+    assert called == (["peer"] + ["yardstick"] * 3 if first else [])
+    flops = 4 * 24 * 40 * 64
+    assert (f"as fast as it goes: 1 ms, {flops / 1e9:.0f} T/s" in result.notes) is first
+    assert ("not here: division by zero" in result.notes) is first
+
+
+def test_a_peer_that_is_not_installed_leaves_the_packages_own_baseline(bench: Bench, stopwatch: Stopwatch) -> None:
+    contract = bench.contract(REFERENCE + "PEER_FIRST = True\n" + PEER.replace("{body}", "import no_such_library"))
+    result = bench.run(good, contract=contract, device=GPU)
+    assert (result.ok, result.peer, stopwatch.asked[0][0]) == (True, "", True)
+    assert any("not timed against another library: No module named 'no_such_library'" in n for n in result.notes)
+    assert len(stopwatch.asked) == 1

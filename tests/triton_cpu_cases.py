@@ -12,9 +12,11 @@ import torch
 import triton
 import triton.language as tl
 
+from harness import catalog
 from harness.cpu import triton_interpreter
 from harness.devices import Device
 from harness.languages import python_source
+from harness.package import load_package
 from harness.verdict import KernelFault, Verdict
 
 
@@ -377,3 +379,33 @@ def test_ragged_prefill_matches_float64(q_lens, kv_lens, heads, dims, causal):
     if causal:  # the comparison tells a diagonal that is off by one
         with pytest.raises(AssertionError):
             torch.testing.assert_close(args[3].double(), ragged_reference(args, -1), rtol=2**-6, atol=2**-6)
+
+
+# ---------------------------------------------------------------------------------------------------- fused_moe's peer
+
+
+@pytest.mark.parametrize("config", [(128, 64, 4, 3, 8), (128, 128, 4, 3, 2), (256, 64, 4, 3, 32)])
+def test_the_peer_of_fused_moe_is_exact(monkeypatch, config):
+    from tasks.fused_moe import peer, reference
+
+    monkeypatch.setattr(peer, "_best", {})
+    package = load_package(catalog.suite_path("fused_moe", "tiny"))
+    args = package.generate(package.case(2), "cpu")  # experts in no order, one twice, one never
+    call = peer.call_of
+    written = []
+    monkeypatch.setattr(peer, "call_of", lambda *rest: written.append(rest[2]) or call(*rest))
+    run = peer.best_call(*args, sweep=(peer.Config(512, 64, 4, 3, 8), peer.Config(*config)))
+    written[-1].fill_(math.nan)
+    run()
+    assert torch.equal(written[-1], reference.honest(*args)["out"])
+    args[0][-1, -1] += 1  # the last row alone, by the last k
+    assert not torch.equal(written[-1], reference.honest(*args)["out"])
+
+
+def test_the_peer_says_when_no_configuration_fits():
+    from tasks.fused_moe import peer
+
+    package = load_package(catalog.suite_path("fused_moe", "tiny"))
+    args = package.generate(package.case(1), "cpu")
+    with pytest.raises(ValueError, match="N = 128, K = 128"):
+        peer.best_call(*args, sweep=(peer.Config(256, 64, 4, 3, 8),))

@@ -18,6 +18,7 @@ e = expert_ids[r // 128]. EM, N and K are multiples of 128. The sum is an exact 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ ARGUMENTS = (
 )
 # fmt: on
 OUTPUTS = ("out",)
+PEER_FIRST = True  # the package's own baseline runs expert by expert: no competitor, though it can always run
 EXACT_ALLOCATIONS = True  # the C ABI carries no shapes: run_kernel finds them from the sizes of the allocations
 
 
@@ -107,3 +109,17 @@ def workload(
     whole = (a, scale_a, moe_weights, expert_ids, out)
     moved = used * n * (k + scale_b.element_size()) + sum(t.numel() * t.element_size() for t in whole)
     return {"flops": 2 * a.shape[0] * n * k, "bytes": moved, "dtype": "int8"}
+
+
+def peer(*args: Any) -> tuple[str, Callable[[], object]]:
+    """The plain Triton kernel of peer.py, its configuration chosen beforehand; into a tensor of its own."""
+    from tasks.fused_moe.peer import best_call
+
+    return "plain Triton kernel", best_call(*args)
+
+
+def yardsticks(*args: Any) -> dict[str, Callable[[], object]]:
+    """What is timed alone beside the peer."""
+    from tasks.fused_moe.peer import dense_call
+
+    return {"cuBLAS int8 dense, the same operations": dense_call(*args)}
