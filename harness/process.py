@@ -98,7 +98,7 @@ class Worker:
         self.finished = False  # it said that it is done, or that its device is lost
         self.delivered: list[int] = []
         self.printed = Capture()
-        self.notice: Callable[[Worker], None] = lambda worker: None  # told of every phase
+        self.notice: Callable[[Worker], None] = lambda worker: None  # told of every count and phase
         self._token = secrets.token_hex(16)
         self._mark = secrets.token_hex(16)
         self._pending = b""
@@ -204,6 +204,7 @@ class Worker:
         event = message["event"]
         if event == "count":
             self.count = int(message["n"])
+            self.notice(self)
         elif event == "phase":
             now = time.monotonic()
             case = int(message["case"])

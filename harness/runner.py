@@ -126,7 +126,7 @@ def run_jobs(
 
     `on_result` is called in the calling thread, in order of arrival. Whatever ends the call, an interrupt from the
     keyboard or an error of `on_result` included, no worker process outlives it. `command` starts a worker. `notice` is
-    called in other threads with a worker that got to another case or phase.
+    called in other threads with a worker whose count of cases, case or phase has changed.
 
     A job that names cases which its package does not have gets one SKIPPED record for them, the last of all. KitError
     (MISSING_FILE) when no job has them: before any case runs where all jobs share one package, else at the end.
