@@ -31,6 +31,7 @@ REQUIRED = ("getNumOfTestcases", "getTestCaseSize", "genTestCase", "baseline", "
 _CLASSES = ("INPUT", "OUTPUT", "INOUT")
 _VRAM_NAMES = ("DESIGNED_VRAM_SIZE", "getDesignedVramSize", "get_designed_vram_size")
 _PRINTED_CHARACTERS = 2000
+_MOST_CASES = 10_000  # beyond it is a slip; every case is asked for its sizes, and has a record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +123,10 @@ class Package:
         if self._count is None:
             count = self._call("getNumOfTestcases")
             if isinstance(count, bool) or not hasattr(count, "__index__") or int(count) < 1:
-                raise self._error("getNumOfTestcases", f"getNumOfTestcases returned {count!r}, not a count of cases")
+                problem = f"getNumOfTestcases returned {_short(count)}, not a count of cases"
+                raise self._error("getNumOfTestcases", problem)
+            if int(count) > _MOST_CASES:
+                raise self._error("getNumOfTestcases", f"getNumOfTestcases returned {_short(count)} cases")
             self._count = int(count)
         return self._count
 
@@ -372,7 +376,10 @@ class Package:
 
 def _short(value: Any) -> str:
     """A value for a message: its text if that is short, else its type."""
-    text = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
+    try:
+        text = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
+    except Exception:  # a repr of the package's own; an integer of more than 4300 digits
+        return f"a {type(value).__name__}"
     return text if len(text) <= 80 else f"a {type(value).__name__}"
 
 

@@ -320,6 +320,10 @@ def own_file(request: Request) -> Path | None:
         return None
     if not (request.task and request.language):
         raise KitError(f"FILE={shown(request.file)}: say what it is, TASK=name and LANG={'|'.join(catalog.LANGUAGES)}.")
+    if (request.file.endswith(".py") and request.language == "cuda") or (
+        request.file.endswith(".cu") and request.language in _PYTHON_LANGUAGES
+    ):
+        raise KitError(f"FILE={shown(request.file)}: by its name that is no {LANGUAGE_NAMES[request.language]} file.")
     return _existing("FILE", request.file)
 
 

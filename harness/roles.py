@@ -28,6 +28,10 @@ def find_roles(
         if len(args) != len(contract.arguments):
             takes = f"run_kernel takes {len(contract.arguments)} ({', '.join(contract.arguments)})"
             raise PackageError(package.path, "genTestCase", f"genTestCase returned {len(args)} arguments, {takes}")
+        for index in contract.output_indices:
+            if not isinstance(args[index], Tensor):
+                problem = f"genTestCase returned no tensor for {contract.arguments[index]}, an output"
+                raise PackageError(package.path, "genTestCase", problem)
         outputs = set(contract.output_indices)
         roles = dict.fromkeys(set(package.outputs or ()) - outputs, Role.WORKSPACE) | dict.fromkeys(
             outputs, Role.OUTPUT

@@ -100,6 +100,8 @@ def _run_job(
         if not remaining:
             return
         verdict, detail = failure or (Verdict.RUNTIME_ERROR, "the worker ended before this case")
+        if worker.phase == "package" and verdict is Verdict.RUNTIME_ERROR:  # nothing of the submission was loaded yet
+            verdict, detail = Verdict.PACKAGE_ERROR, f"{shown_path(job.config)}: {detail}"
         if worker.case:
             worker.hand_over(job.result(worker.case, verdict, detail, worker.label), once)
             remaining = [case for case in remaining if case not in reported]

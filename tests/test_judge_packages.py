@@ -71,11 +71,15 @@ def test_a_check_that_refuses_a_good_kernel_is_quoted(bench: Bench) -> None:
             {"dtype=torch.bfloat16), 40]": "dtype=torch.bfloat16)]"},
             "genTestCase returned 4 arguments, run_kernel takes 5 (q, k, v, output, count)",
         ),
+        (
+            {"torch.zeros(testcase_sizes[3], device=device, dtype=torch.bfloat16)": "7"},
+            "no tensor for output",
+        ),
         ({"return [q, k, v,": "return [q, k.T, v,"}, "genTestCase: argument k is not contiguous"),
         ({"    generator =": "    raise KeyError('data')\n    generator ="}, "genTestCase raised KeyError"),
         ({"    output.copy_(p @": "    raise OSError('disk')\n    output.copy_(p @"}, "baseline raised OSError: disk"),
     ],
-    ids=["arity", "strides", "generator", "baseline"],
+    ids=["arity", "output", "strides", "generator", "baseline"],
 )
 def test_a_faulty_package_is_named_for_both_verdicts(bench: Bench, changes: dict[str, str], said: str) -> None:
     result = bench.run(good, bench.package(prelude="", **changes))

@@ -398,6 +398,8 @@ def test_faults_name_function_exception_and_file(name: str, function: str, text:
         ("del check", "check", "check is missing"),
         ("check = baseline = None", "baseline", "baseline, check are missing"),
         ("def getNumOfTestcases(): return 0", "getNumOfTestcases", "returned 0, not a count of cases"),
+        ("def getNumOfTestcases(): return 10**9", "getNumOfTestcases", "returned 1000000000 cases"),
+        ("def getNumOfTestcases(): return 10**5000", "getNumOfTestcases", "returned a int cases"),
         ("def getNumOfTestcases(): return 'three'", "getNumOfTestcases", "returned 'three'"),
         ("def getTestCaseSize(): return [(4,)]", "getTestCaseSize", "not ([shapes], (warm-up, iterations))"),
         ("def getTestCaseSize(): return [(4,)], (3, 0)", "getTestCaseSize", "3 warm-up and 0 timed calls for id 1"),

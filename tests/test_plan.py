@@ -61,6 +61,8 @@ DEADLINES = ("nan", "0", "-1", "-0.0", "inf", "1e999", "soon", "7 s")
         (["--task=alpha", "--config=pipe"], ExitCode.MISSING_FILE, "CONFIG=pipe: that is a pipe"),
         (["--task=alpha", "--lang=triton", "--file=pipe"], ExitCode.MISSING_FILE, "FILE=pipe: that is a pipe"),
         (["--task=alpha", "--config=/dev/null"], ExitCode.MISSING_FILE, "CONFIG=/dev/null: that is a pipe, a device"),
+        (["--task=alpha", "--lang=cuda", "--file=k.py"], ExitCode.USAGE, "FILE=k.py: by its name that is no C++ file"),
+        (["--task=alpha", "--lang=triton", "--file=k.cu"], ExitCode.USAGE, "that is no Triton file"),
         (["--task=alpha", "--file=tasks"], ExitCode.USAGE, "LANG=cuda|triton|tilelang"),
         (["--config=no.py"], ExitCode.USAGE, "TASK=alpha|beta"),
         (["--task=alpha", "--config=no.py"], ExitCode.MISSING_FILE, "CONFIG=no.py: no such file"),

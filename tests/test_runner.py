@@ -353,6 +353,14 @@ def test_a_real_worker_judges_and_names_the_line() -> None:
     assert results[0].label
 
 
+def test_a_package_that_ends_its_process_is_at_fault_itself(tmp_path: Path) -> None:
+    config = tmp_path / "testcase_config.py"
+    config.write_text("import os\nos._exit(0)\n", encoding="utf-8")
+    (result,) = run_jobs([job("raising_kernel", config=str(config), cases=[2])], lambda result: None)
+    assert (result.case, result.judge, result.strict) == (2, Verdict.PACKAGE_ERROR, Verdict.PACKAGE_ERROR)
+    assert result.detail.startswith(f"{config}: the process ended with exit status 0 in phase package")
+
+
 def test_a_real_worker_refuses_a_broken_package(tmp_path: Path) -> None:
     config = tmp_path / "testcase_config.py"
     config.write_text("def getNumOfTestcases(): return 2\n", encoding="utf-8")
