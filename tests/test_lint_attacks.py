@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
 
+from harness import catalog
 from harness.lint import sandbox
 from tests.test_lint_sandbox import TILELANG, TRITON
 
@@ -131,6 +133,16 @@ DEVIOUS_TRITON = {
     "tensor as a range": ("synchronisation: range(x[-1])", *host("[0 for _ in range(x[-1])]")),
     "tensor in a string": ("synchronisation: printing z", *host("z = x", "f'{z}'")),
     "tensor in a grid": ("synchronisation: [(x[-1],)] reads", *host("kernel[(x[-1],)](x, y, 1, BLOCK=1)")),
+    "tensor in a grid by name": (
+        "synchronisation: [grid] reads",
+        *host("grid = (x[-1],)", "kernel[grid](x, y, 1, BLOCK=1)"),
+    ),
+    "tensor in a store": ("synchronisation: int(_cache['x'][0])", *host("_cache['x'] = x", "int(_cache['x'][0])")),
+    "tensor in a lambda": ("synchronisation: int(t)", *host("(lambda t: int(t))(x[0])")),
+    "tensor in a map": ("synchronisation: map((x[0],))", *host("list(map(int, (x[0],)))")),
+    "tensor as a size": ("synchronisation: torch.empty with (x[-1],)", *host("torch.empty((x[-1],))")),
+    "tensor in a slice": ("synchronisation: y[:x[0]]", *host("y[: x[0]]")),
+    "gather by an index": ("torch-compute: y[x]", *host("x.shape", "y[x]")),
     "to the host": ("synchronisation: x.to('cpu') goes", *host("x.to('cpu')")),
     "to a host that is put together": ("synchronisation: device 'c' + 'pu'", *host("x.to(device='c' + 'pu')")),
     "multiplied by an operator": ("torch-compute: z * 2", *host("z = x if BLOCK else x.T", "z * 2")),
@@ -253,6 +265,28 @@ def test_devious_tilelang_is_caught(tmp_path: Path, entry: tuple[str | None, ...
     text = changed(TILELANG, entry, "    heads = y.shape[1]\n")
     found = rules(tmp_path, text, "tilelang")
     assert any(finding.startswith(str(entry[0])) for finding in found), found
+
+
+def test_every_rule_has_an_example() -> None:
+    rules = set()
+    for path in sorted((catalog.ROOT / "harness" / "lint").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            name = node.func if isinstance(node, ast.Call) else None
+            name = name.attr if isinstance(name, ast.Attribute) else getattr(name, "id", "")
+            if isinstance(node, ast.Call) and name in ("finding", "_finding", "Finding"):
+                words = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+                rules.update(words[:1])
+    tested = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_lint_*.py"))
+    assert {"import", "cache-key", "lane-mask", "spelling", "spills", "compat"} <= rules
+    spellings = ('"{}"', '"{}: ', "[{}]")
+    assert {rule for rule in rules if not any(s.format(rule) in tested for s in spellings)} == set()
+
+
+def test_torch_beside_the_kernel_is_a_note(tmp_path: Path) -> None:
+    path = tmp_path / "run_kernel.py"
+    path.write_text(TRITON.replace(HOST, "    torch.where(x, y, 0)\n" + HOST), encoding="utf-8")
+    (finding,) = sandbox.check(path, "triton")
+    assert str(finding).partition("note ")[2].startswith("[torch-compute] torch.where runs on the device beside the")
 
 
 def test_another_encoding_cannot_hide_code(tmp_path: Path) -> None:

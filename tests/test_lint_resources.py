@@ -246,7 +246,7 @@ def run_kernel(ARGUMENTS):
 
 
 @pytest.mark.usefixtures("two_cases")
-@pytest.mark.parametrize(("rows", "stages", "rules"), [(64, 0, []), (64, 2, ["async-copy"]), (320, 0, ["resource"])])
+@pytest.mark.parametrize(("rows", "stages", "rules"), [(64, 0, []), (320, 2, ["resource", "async-copy"])])
 def test_tilelang_kernel_is_recorded_and_lowered(
     rows: int, stages: int, rules: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,6 +291,7 @@ def test_cuda_launch_is_planned_and_not_run(tmp_path: Path, monkeypatch: pytest.
         "target": "c500",
         "threads": 192,
         "shared": 70000,
+        "async": 0,
         "cases": ["tiny 1", "judge 1"],
         "workspace": 128,
     }
@@ -358,15 +359,10 @@ def test_a_refused_file_is_not_run(
 
 
 def test_a_worker_that_dies_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "run_kernel.cu"
-    parameters = ", ".join(["void*"] * 6 + ["int64_t"] * 7)
-    body = "volatile int* nowhere = nullptr; *nowhere = 1;"
-    path.write_text(
-        f'#include <cuda_runtime.h>\n#include <stdint.h>\nextern "C" void run_kernel({parameters}) {{ {body} }}\n',
-        encoding="utf-8",
-    )
-    with pytest.raises(KitError, match=r"ragged_prefill/cuda ended with code -\d+"):
-        resources.measure([Submission("ragged_prefill", "cuda", path)], 1)
+    path = tmp_path / "run_kernel.py"
+    path.write_text("import os, signal\n\nos.kill(os.getpid(), signal.SIGSEGV)\n", encoding="utf-8")
+    with pytest.raises(KitError, match=r"ragged_prefill/triton ended with code -11: no message"):
+        resources.measure([Submission("ragged_prefill", "triton", path)], 1)
 
 
 def test_every_submission_is_chosen_once() -> None:

@@ -71,6 +71,11 @@ def check(path: Path, arguments: Sequence[str], scalars: Sequence[bool]) -> list
     return sorted(set(found), key=lambda finding: (finding.line, finding.rule, finding.message))
 
 
+def asynchronous(path: Path) -> int:
+    """How many asynchronous copies a file names where the C500's compiler sees it."""
+    return sum(finding.rule in ("async-copy", "bsm-copy") for finding in _device_code(Reader(path)))
+
+
 def _exports(reader: Reader, names: Sequence[str], scalars: Sequence[bool]) -> Iterator[Finding]:
     wanted = ", ".join(("int64_t " if scalar else "T* ") + name for name, scalar in zip(names, scalars, strict=True))
     way_out = f'write extern "C" void run_kernel({wanted})'

@@ -11,7 +11,7 @@ import torch
 from harness.cpu import maca_build
 from harness.cpu.maca_runtime import Piece, Simulator
 from harness.languages.cuda import cutlass_include, to_c
-from harness.lint import cases, nvcc
+from harness.lint import cases, cuda, nvcc
 from harness.verdict import KernelFault
 
 ARCHITECTURES = ("sm_80", "sm_90")
@@ -35,9 +35,11 @@ def rows(task: str, path: Path, arguments: Sequence[str], notes: list[str]) -> l
             except KernelFault as fault:
                 failed.append({"kernel": path.name, "target": arch, "error": fault.message})
     result = []
+    copies = cuda.asynchronous(path)
     for name, launch in planned.items():
         static = compiled.get("sm_80", {}).get(name, {}).get("static", 0)
-        result.append({**launch, "kernel": name, "target": "c500", "shared": launch["shared"] + static})
+        own = {"kernel": name, "target": "c500", "shared": launch["shared"] + static, "async": copies}
+        result.append({**launch, **own})
     for arch, kernels in compiled.items():
         for name, numbers in kernels.items():
             result.append({"kernel": name, "target": arch, **{k: numbers[k] for k in ("registers", "spills")}})

@@ -41,7 +41,7 @@ _CODE = (
     "harness/lint/worker.py",
 )
 _CODE_OF = {
-    "cuda": ("harness/cpu/**/*", "harness/languages/cuda.py", "harness/lint/cuda_usage.py"),
+    "cuda": ("harness/cpu/**/*", "harness/languages/cuda.py", "harness/lint/cuda*.py", "harness/lint/reader.py"),
     "triton": ("harness/lint/triton_*.py",),
     "tilelang": ("harness/lint/tilelang_*.py",),
 }
@@ -212,10 +212,10 @@ def _legend(usages: Sequence[Usage]) -> list[str]:
     ]
     if "cuda" in languages:
         lines.append(
-            "C++ on c500: launches as run_kernel plans them, over all suites. On sm_80 and sm_90 the 32-lane half is"
+            "C++ on c500: launches as run_kernel plans them, over all suites; async: those that the C500's half names."
         )
         lines.append(
-            "compiled, with rows of its own: it shows whether the common body spills, not what it takes on a C500."
+            "On sm_80 and sm_90 the 32-lane half is compiled: whether the common body spills, not what a C500 takes."
         )
     if "triton" in languages:
         lines.append(

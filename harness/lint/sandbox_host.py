@@ -73,7 +73,10 @@ _SYNCHRONISING = words("item tolist cpu nonzero masked_select unique numpy")
 _METHODS_THAT_COMPUTE = words("sum mean max min abs sqrt exp")
 # Builtins that want a number, and read a tensor back to get it.
 _READING = words(
-    "int float bool complex range min max sum any all round sorted list tuple set str repr print divmod chr hex oct"
+    """
+    int float bool complex range min max sum any all round sorted list tuple set str repr print divmod chr hex oct
+    map filter zip enumerate iter reversed
+    """
 )
 
 
@@ -87,6 +90,8 @@ class Host:
         self.by_name = {function.name: function for function in functions}
         self.tensors: dict[ast.FunctionDef, set[str]] = {function: set() for function in functions}
         self.returning: set[str] = set()  # functions that return a tensor
+        self.tuples: dict[ast.FunctionDef, set[str]] = {function: set() for function in functions}  # with a tensor in
+        self.stores: set[str] = set()  # containers into which nothing but tensors is put
         self._infer()
 
     def run(self) -> Iterator[Finding]:
@@ -212,13 +217,17 @@ class Host:
         name, given = path.removeprefix("builtins."), [*call.args, *(keyword.value for keyword in call.keywords)]
         if path.startswith("math.") or (path.startswith("builtins.") and name in _READING):
             for argument in given:
-                if self.is_tensor(function, argument):
-                    yield self._synchronisation(
-                        call, f"{name}({ast.unparse(argument)[:40]}) reads a tensor back on the host"
-                    )
+                if self.is_tensor(function, argument) or (name == "map" and self._holds_tensor(function, argument)):
+                    message = f"{name}({ast.unparse(argument)[:40]}) reads a tensor back on the host"
+                    yield self._synchronisation(call, message)
         elif name in ("abs", "pow") and any(self.is_tensor(function, argument) for argument in given):
             message = f"{name} of a tensor runs on the device beside the kernel"
             yield self._finding(call, "torch-compute", message, "compute it in the kernel")
+        elif path.removeprefix("torch.") in _MAKING and not path.endswith("_like"):
+            for argument in given:
+                if self._holds_tensor(function, argument):
+                    message = f"{path} with {ast.unparse(argument)[:40]} reads a tensor back on the host"
+                    yield self._synchronisation(call, message)
         method = call.func.attr if isinstance(call.func, ast.Attribute) and not path else ""
         if method in ("get", "setdefault", "pop") and call.args and self._holds_tensor(function, call.args[0]):
             yield self._by_tensor(call, call.args[0])
@@ -248,6 +257,14 @@ class Host:
         if of_tensor and not isinstance(node.ctx, ast.Load):
             message = f"{ast.unparse(node)[:40]} is written by torch"
             yield self._finding(node, "torch-compute", message, "the kernel writes the output")
+        elif of_tensor:
+            for part in node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]:
+                ends = [part.lower, part.upper, part.step] if isinstance(part, ast.Slice) else []
+                if any(end is not None and self.is_tensor(function, end) for end in ends):
+                    yield self._synchronisation(node, f"{ast.unparse(node)[:40]} reads a tensor back on the host")
+                elif self.is_tensor(function, part):
+                    message = f"{ast.unparse(node)[:40]} gathers on the device beside the kernel"
+                    yield self._finding(node, "torch-compute", message, "gather in the kernel")
         elif not of_tensor and self._holds_tensor(function, node.slice):
             if isinstance(node.value, ast.Name) and node.value.id not in self.by_name and not self._launches(node):
                 yield self._by_tensor(node, node.slice)
@@ -297,10 +314,17 @@ class Host:
                     if typical or function.name == "run_kernel":
                         self.tensors[function].add(of.id)
         size = -1
-        while size != (size := sum(map(len, self.tensors.values())) + len(self.returning)):
+        while size != (size := sum(map(len, [*self.tensors.values(), *self.tuples.values(), self.returning]))):
+            stores: dict[str, list[bool]] = {}
             for function in self.functions:
                 for node in self._nodes(function):
                     self._flow(function, node)
+                    if isinstance(node, ast.Assign):
+                        for target in node.targets:
+                            if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
+                                kinds = stores.setdefault(target.value.id, [])
+                                kinds.append(self.is_tensor(function, node.value))
+            self.stores = {name for name, kinds in stores.items() if all(kinds)}
 
     def _flow(self, function: ast.FunctionDef, node: ast.AST) -> None:
         if isinstance(node, ast.Assign):
@@ -316,6 +340,10 @@ class Host:
                 self._pair(function, node.target, value)
         elif isinstance(node, ast.Return) and node.value is not None and self.is_tensor(function, node.value):
             self.returning.add(function.name)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Lambda):
+            for parameter, value in zip(node.func.args.args, node.args, strict=False):
+                if self.is_tensor(function, value):
+                    self.tensors[function].add(parameter.arg)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in self.by_name:
             called = self.by_name[node.func.id]
             parameters = [a.arg for a in [*called.args.posonlyargs, *called.args.args]]
@@ -331,6 +359,8 @@ class Host:
                 self._pair(function, one, other)
         elif self.is_tensor(function, value):
             self._mark(function, target)
+        elif isinstance(target, ast.Name) and isinstance(value, (ast.Tuple, ast.List)):
+            self.tuples[function] |= {target.id} if self._holds_tensor(function, value) else set()
 
     def _mark(self, function: ast.FunctionDef, target: ast.expr) -> None:
         if isinstance(target, ast.Name):
@@ -343,7 +373,8 @@ class Host:
         if isinstance(node, ast.Attribute):
             return node.attr == "T" and self.is_tensor(function, node.value)
         if isinstance(node, ast.Subscript):
-            return self.is_tensor(function, node.value)
+            stored = isinstance(node.value, ast.Name) and node.value.id in self.stores
+            return stored or self.is_tensor(function, node.value)
         if isinstance(node, ast.Call):
             path = self.names.path(node.func)
             if path.startswith("torch."):
@@ -364,7 +395,9 @@ class Host:
         return False
 
     def _holds_tensor(self, function: ast.FunctionDef, node: ast.expr) -> bool:
-        if isinstance(node, ast.Tuple):
+        if isinstance(node, ast.Name) and node.id in self.tuples[function]:
+            return True
+        if isinstance(node, (ast.Tuple, ast.List)):
             return any(self._holds_tensor(function, element) for element in node.elts)
         return self.is_tensor(function, node)
 
