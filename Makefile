@@ -33,7 +33,7 @@ bootstrap = command -v -- "$$KIT_PYTHON" >/dev/null || $(no_python); \
   "$$KIT_PYTHON" -m harness.bootstrap $${KIT_JSON:+--json}
 python := .venv/bin/python
 
-.PHONY: help check bench sanitize mutants report tune lint lint-compat test lint-code env clean
+.PHONY: help check bench sanitize counts mutants report tune lint lint-compat test lint-code env clean
 
 help: ## this list
 	@echo "make COMMAND [VARIABLE=value ...]"
@@ -88,6 +88,10 @@ sanitize: ## on an NVIDIA GPU: the C++ submissions under compute-sanitizer; take
 	@$(bootstrap)
 	@$(python) -m harness sanitize $${KIT_TASK:+"--task=$$KIT_TASK"} $${KIT_SUITE:+"--suite=$$KIT_SUITE"} \
 	  $${KIT_CASES:+"--cases=$$KIT_CASES"} $${KIT_VARIANT:+"--variant=$$KIT_VARIANT"} $${KIT_TOOL:+"--tool=$$KIT_TOOL"}
+
+counts: ## the simulator's counts of the C++ submissions, into the task READMEs; takes TASK
+	@$(bootstrap)
+	@$(python) -m harness counts $${KIT_TASK:+"--task=$$KIT_TASK"}
 
 mutants: ## run submissions that are wrong on purpose: each must be rejected by name
 	@$(bootstrap)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
-from harness import bench_cli, cache, catalog, console, faults, journal, lint_cli, mutants, plan, report, runner
+from harness import bench_cli, cache, catalog, console, counts, faults, journal, lint_cli, mutants, plan, report, runner
 from harness.sanitize import cli as sanitize_cli
 from harness.tune import cli as tune_cli
 from harness.verdict import CaseResult, ExitCode, KitError, exit_code
@@ -95,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     lint_cli.add(commands)
     tune_cli.add(commands)
     report.add(commands)
+    counts.add(commands)
     sanitize_cli.add(commands)
     wrong = commands.add_parser(
         "mutants", allow_abbrev=False, help="run submissions that are wrong on purpose: each must be rejected by name"

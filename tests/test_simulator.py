@@ -417,6 +417,16 @@ def test_counters() -> None:
     assert counts["global_bytes_written"] == 4 * 256 * 4
     # A wave's 64 threads are 4 rows of 16 floats, each row in a 128-byte line of its own.
     assert counts["global_transactions"] == 4 * 4 * 4 * (2 * 2 + 1)
+    # A block reads 16 whole rows of 32 floats of a, and half of all 32 rows of b, at x + 2048; y's 16 halves are its own.
+    base = x.data_ptr()
+    lines = [
+        {(base + 4 * (32 * row + i)) // 128 for i in range(32 * 16)}
+        | {(base + 4 * (2048 + 32 * k + col + i)) // 128 for k in range(32) for i in range(16)}
+        for row in (0, 16)
+        for col in (0, 16)
+    ]
+    assert counts["global_lines_read"] == sum(map(len, lines))
+    assert counts["global_lines_written"] == 4 * 16
     assert counts["shared_bytes_written"] == 4 * 256 * 2 * 2 * 4
     assert counts["shared_bytes_read"] == 4 * 256 * 2 * 16 * 2 * 4
     assert counts["shared_accesses"] == 4 * 4 * 2 * (2 + 16 * 2)

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <map>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "memory.h"
 
@@ -22,6 +23,21 @@ struct Access {
 };
 std::vector<Access> log_of[kMaxWaves];
 std::unordered_map<uintptr_t, uint32_t> occurrences[kMaxThreads];
+
+std::unordered_set<uintptr_t> lines_of_block[2];  // of 128 bytes that the current block has read, and written
+uint32_t block_of_lines = 0;
+
+/// How many of the access's lines are new to the block.
+uint64_t new_lines(uintptr_t address, size_t bytes, bool write) {
+    if (block_of_lines != g.block_serial) {  // blocks run one after the other
+        for (auto& lines : lines_of_block) lines.clear();
+        block_of_lines = g.block_serial;
+    }
+    uint64_t fresh = 0;
+    for (uintptr_t line = address / 128; line <= (address + bytes - 1) / 128; ++line)
+        fresh += lines_of_block[write].insert(line).second;
+    return fresh;
+}
 
 /// Bank conflicts of one shared access: 32 banks of 4 bytes, 128 bytes per pass; extra passes count.
 uint64_t conflicts(const Access* first, const Access* end) {
@@ -54,7 +70,10 @@ uint64_t transactions(const Access* first, const Access* end) {
 }
 }  // namespace
 
-void begin_counting(const char* kernel) { g.counters = &by_kernel[kernel]; }
+void begin_counting(const char* kernel) {
+    g.counters = &by_kernel[kernel];
+    block_of_lines = 0;  // serial numbers of blocks begin anew, at 1
+}
 
 void record_access(uintptr_t address, size_t bytes, bool write, bool shared, void* frame) {
     Counters& c = *g.counters;
@@ -62,6 +81,7 @@ void record_access(uintptr_t address, size_t bytes, bool write, bool shared, voi
         (write ? c.shared_bytes_written : c.shared_bytes_read) += bytes;
     } else {
         (write ? c.global_bytes_written : c.global_bytes_read) += bytes;
+        (write ? c.global_lines_written : c.global_lines_read) += new_lines(address, bytes, write);
     }
     const Thread& self = *g.current;
     const uintptr_t instruction = reinterpret_cast<uintptr_t>(frame);
@@ -112,6 +132,8 @@ std::string counters_json() {
             {"global_bytes_read", c.global_bytes_read},
             {"global_bytes_written", c.global_bytes_written},
             {"global_transactions", c.global_transactions},
+            {"global_lines_read", c.global_lines_read},
+            {"global_lines_written", c.global_lines_written},
             {"shared_bytes_read", c.shared_bytes_read},
             {"shared_bytes_written", c.shared_bytes_written},
             {"shared_accesses", c.shared_accesses},

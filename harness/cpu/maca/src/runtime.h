@@ -59,6 +59,7 @@ struct Counters {
     uint64_t launches = 0, blocks = 0, mma = 0, wave_ops = 0, barriers = 0, atomics = 0;
     uint64_t global_bytes_read = 0, global_bytes_written = 0, shared_bytes_read = 0, shared_bytes_written = 0;
     uint64_t global_transactions = 0, shared_accesses = 0, bank_conflicts = 0;
+    uint64_t global_lines_read = 0, global_lines_written = 0;  // of 128 bytes, each once per block
 };
 
 struct Machine {
