@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import catalog
+from harness import catalog, gate
 from harness.lint import sandbox
 from tests.test_lint_sandbox import TILELANG, TRITON
 
@@ -297,10 +297,12 @@ def test_another_encoding_cannot_hide_code(tmp_path: Path) -> None:
     assert [str(f.rule) for f in sandbox.check(path, "triton")] == ["encoding"]
 
 
-def test_a_tree_too_deep_to_read_is_one_finding(tmp_path: Path) -> None:
-    for deep in ("-" * 20000 + "1", "1" + " + 1" * 20000):
-        (finding,) = rules(tmp_path, TRITON.replace("_cache = {}", f"_cache = {deep}"), "triton")
-        assert finding.startswith("syntax: ")
+@pytest.mark.parametrize("deep", ["-" * 20000 + "1", "1" + " + 1" * 20000, "1" + " + 1" * 900])
+def test_a_tree_too_deep_to_read_is_refused(tmp_path: Path, deep: str) -> None:
+    text = TRITON.replace(HOST, f"    sum = {deep}\n    torch.load('x')\n{HOST}")
+    found = rules(tmp_path, text, "triton")
+    assert found[0].startswith("nesting: ") or "torch-proxy: torch.load" in found
+    assert gate.refusals(tmp_path / "run_kernel.py", "triton")
 
 
 INNOCENT_TRITON = {

@@ -52,7 +52,7 @@ class Constants:
         try:
             parts = _merged(texts)
             value, end, _ = self._binary(parts, 0, 0, 4)
-        except (_NotConstant, IndexError, ValueError, ZeroDivisionError, OverflowError):
+        except (_NotConstant, IndexError, ValueError, ZeroDivisionError, OverflowError, RecursionError):
             return None
         # A template parameter's default ends at the angle bracket.
         return value if end == len(parts) or parts[end] == ">" else None

@@ -186,7 +186,7 @@ def _condition(kind: str, texts: Sequence[str], macros: dict[str, int], undefine
                 else:
                     parts.append(text)
             value, end = _binary(parts, 0, 0, known)
-        except (IndexError, ValueError):
+        except (IndexError, ValueError, RecursionError):
             return None
         if end != len(parts):
             return None

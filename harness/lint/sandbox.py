@@ -74,11 +74,11 @@ def check(path: Path, language: str) -> list[Finding]:
     except ValueError as error:  # null bytes, before Python 3.11.4
         return [Finding(path, 1, "syntax", str(error), way_out)]
     except (RecursionError, MemoryError):
-        return [Finding(path, 1, "syntax", "nested too deeply to be parsed", "write it in several statements")]
+        return [Finding(path, 1, "nesting", "nested too deeply to be parsed", "write it in several statements")]
     try:
         findings = set(_Checker(path, language, tree).run())
     except RecursionError:
-        return [Finding(path, 1, "syntax", "nested too deeply to be read", "write it in several statements")]
+        return [Finding(path, 1, "nesting", "nested too deeply to be read", "write it in several statements")]
     return sorted(findings, key=lambda finding: (finding.line, finding.rule, finding.message))
 
 
