@@ -417,7 +417,7 @@ def test_counters() -> None:
     assert counts["global_bytes_written"] == 4 * 256 * 4
     # A wave's 64 threads are 4 rows of 16 floats, each row in a 128-byte line of its own.
     assert counts["global_transactions"] == 4 * 4 * 4 * (2 * 2 + 1)
-    # A block reads 16 whole rows of 32 floats of a, half of all 32 rows of b, at x + 2048, and writes 16 half rows of y.
+    # A block reads 16 whole rows of 32 floats of a and half of all 32 rows of b, and writes 16 half rows of y.
     base = x.data_ptr()
     lines = [
         {(base + 4 * (32 * row + i)) // 128 for i in range(32 * 16)}
