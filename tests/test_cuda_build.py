@@ -157,6 +157,16 @@ def test_two_makers_of_one_key_agree(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (maca_build.cached("key", slower) / "lib.so").read_text(encoding="utf-8") == "theirs"
 
 
+def test_a_full_disk_is_no_fault_of_the_file(tmp_path: Path) -> None:
+    said = (
+        "echo 'ld: final link failed: No space left on device' >&2; echo 'error: ld returned 1' >&2; exit 1"
+    )
+    with pytest.raises(OSError, match="No space left on device"):
+        maca_build.run_compiler(["sh", "-c", said], tmp_path / "a.cu")
+    with pytest.raises(KernelFault, match="ld returned 1"):
+        maca_build.run_compiler(["sh", "-c", said.replace("No space left on device", "bad value")], tmp_path / "a.cu")
+
+
 def test_missing_compiler_is_the_machines_fault() -> None:
     with pytest.raises(KitError, match="no-such-compiler is missing") as caught:
         maca_build.compiler_version("no-such-compiler")

@@ -6,6 +6,7 @@ final place and renamed, so that processes that build the same file at the same 
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import os
@@ -91,13 +92,24 @@ def cached(key: str, make: Callable[[Path], None]) -> Path:
     return final
 
 
+def _refuse_full_disk(said: str) -> None:
+    """OSError where a compiler failed for want of room: that is no fault of what it compiled."""
+    for number in (errno.ENOSPC, errno.EDQUOT):
+        if os.strerror(number) in said:
+            raise OSError(number, os.strerror(number), str(CACHE))
+
+
 def run_compiler(command: Sequence[str], source: Path) -> None:
-    """Run one compiler command; KernelFault (COMPILE_ERROR) that starts at the first error line when it fails."""
+    """Run one compiler command; KernelFault (COMPILE_ERROR) that starts at the first error line when it fails.
+
+    OSError when the disk is full.
+    """
     # In English, so that the first error can be told from what the compiler says around it.
     environment = {**os.environ, "LC_ALL": "C"}
     done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", errors="replace", env=environment)
     if done.returncode == 0:
         return
+    _refuse_full_disk(done.stderr)
     lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
     first = next((i for i, line in enumerate(lines) if _ERROR.search(line)), None)
     if first is None:
@@ -128,6 +140,7 @@ def _runtime(mode: str) -> Path:
         command = ["g++", *flags, *headers, "-c", str(unit), "-o", str(folder / "runtime.o")]
         done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
         if done.returncode != 0:
+            _refuse_full_disk(done.stderr)
             raise KitError(f"g++ cannot compile the simulator: {done.stderr[:2000]}", ExitCode.ENVIRONMENT)
 
     return cached(f"runtime-{mode}-{key}", make) / "runtime.o"
