@@ -24,6 +24,7 @@ from harness.verdict import CaseResult, ExitCode, KitError, exit_code
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code. A user's mistake is one sentence on stderr, never a traceback."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    _open_standard_streams()
     console.make_robust()
     # A closed terminal or `timeout` must end the workers as Ctrl-C does; what was to be ignored (nohup) still is.
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -48,6 +49,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not sentence:
             raise
         return _refuse(sentence, ExitCode.ENVIRONMENT, words)
+
+
+def _open_standard_streams() -> None:
+    """Where cron or `<&-` left descriptors 0 to 2 closed, a worker's pipe would get their numbers, and be lost."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
 
 
 def _refuse(sentence: str, code: ExitCode, words: Sequence[str]) -> int:

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import shlex
+import shutil
 import stat
 import subprocess
 import sys
@@ -180,12 +181,12 @@ def make(request: Request, device: Device | None = None) -> Plan:
             if beside and request.variant == "all" and not submission.is_file():
                 continue
             reason = _missing_file(task, language, suite, path, submission)
-            if not reason and not _has_package(language):
-                reason = f"{language} is not installed in this environment; `make env` tries again to install it."
-                if request.language:
-                    raise KitError(f"LANG={language}: {reason}", ExitCode.ENVIRONMENT)
-            if reason:
-                plan.skipped.append(CaseResult(task, language, beside, suite, 0, detail=reason, required=named))
+            lack = "" if reason else _lacking(language, device)
+            if lack and request.language:
+                raise KitError(f"LANG={language}: {lack}", ExitCode.ENVIRONMENT)
+            if reason or lack:
+                detail = reason or lack
+                plan.skipped.append(CaseResult(task, language, beside, suite, 0, detail=detail, required=named))
                 continue
             for variant in (beside,) if beside else languages.module(language).variants(device):
                 plan.jobs.append(
@@ -236,8 +237,15 @@ def _missing_file(task: str, language: str, suite: str, config: Path | None, sub
     return ""
 
 
-def _has_package(language: str) -> bool:
-    return language not in _PYTHON_LANGUAGES or importlib.util.find_spec(language) is not None
+def _lacking(language: str, device: Device) -> str:
+    """Which package or compiler a language lacks on this machine, or "". (A GPU's own compilers are asked later.)"""
+    if language in _PYTHON_LANGUAGES and importlib.util.find_spec(language) is None:
+        return f"{language} is not installed in this environment; `make env` tries again to install it."
+    compiler = (os.environ.get("CXX") if language == "tilelang" else "") or "g++"
+    if language != "triton" and not device.is_gpu and shutil.which(compiler) is None:
+        name = LANGUAGE_NAMES[language]
+        return f"{compiler} is missing, which {name} needs without a GPU; install it or put it on PATH."
+    return ""
 
 
 def _suite_or_none(task: str, suite: str, must_exist: bool) -> Path | None:

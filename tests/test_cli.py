@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -96,6 +97,29 @@ def test_a_language_whose_package_is_missing(
     assert {job.language for job in fake.jobs} == {"cuda"}
     assert "triton is not installed in this environment; `make env` tries again" in capsys.readouterr().out
     assert cli.main(["check", "--lang=triton"]) == ExitCode.ENVIRONMENT
+
+
+def test_a_language_whose_compiler_is_missing(
+    fake: FakeRunner, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.delenv("CXX", raising=False)
+    assert cli.main(["check", "--task=alpha"]) == 0
+    assert {job.language for job in fake.jobs} == {"triton"}
+    assert "g++ is missing, which C++ needs without a GPU; install it" in capsys.readouterr().out
+    for language in ("cuda", "tilelang"):
+        (plan.catalog.TASKS / "alpha" / language).mkdir(exist_ok=True)
+        plan.catalog.submission_path("alpha", language).touch()
+        assert cli.main(["check", "--task=alpha", f"--lang={language}"]) == ExitCode.ENVIRONMENT
+        assert capsys.readouterr().err.startswith(f"LANG={language}: g++ is missing, which ")
+
+
+def test_standard_streams_that_are_closed_cost_no_case() -> None:
+    """As under cron: the numbers 0 to 2 would go to the first pipes that are opened."""
+    words = " ".join(map(shlex.quote, command("--json")))
+    script = f"exec 9>&1; ({words} <&- >&- 2>&- 9>&-); echo $? >&9"
+    done = subprocess.run(["sh", "-c", script], cwd=ROOT, capture_output=True, check=False)
+    assert done.stdout == b"0\n"
 
 
 # -- what is printed
