@@ -113,6 +113,17 @@ def test_what_the_c500_lacks_does_not_compile_as_wave64(tmp_path: Path) -> None:
         cuda.load(write(tmp_path, text), ("y",), CPU, "wave64", {})
 
 
+def test_a_damaged_library_is_built_again(tmp_path: Path) -> None:
+    path = tmp_path / "k.cu"
+    path.write_text('extern "C" void run_kernel(float* y) { y[0] = 3; }\n', encoding="utf-8")
+    library = maca_build.build(path, "wave64", cuda.cutlass_include())
+    library.write_bytes(library.read_bytes()[:100])
+    submission = cuda.load(path, ("y",), CPU, "wave64", {})
+    y = torch.zeros(1)
+    submission.run([y])
+    assert y.item() == 3
+
+
 def test_missing_export_is_named(tmp_path: Path) -> None:
     path = write(tmp_path, KERNEL.replace('extern "C" ', "") + "run_kernel(float* y) { k<<<1, 64>>>(y); }\n")
     with pytest.raises(KernelFault, match=r'submission\.cu: exports no run_kernel; declare it extern "C"') as caught:
@@ -158,9 +169,7 @@ def test_two_makers_of_one_key_agree(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_full_disk_is_no_fault_of_the_file(tmp_path: Path) -> None:
-    said = (
-        "echo 'ld: final link failed: No space left on device' >&2; echo 'error: ld returned 1' >&2; exit 1"
-    )
+    said = "echo 'ld: final link failed: No space left on device' >&2; echo 'error: ld returned 1' >&2; exit 1"
     with pytest.raises(OSError, match="No space left on device"):
         maca_build.run_compiler(["sh", "-c", said], tmp_path / "a.cu")
     with pytest.raises(KernelFault, match="ld returned 1"):

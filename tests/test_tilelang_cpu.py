@@ -308,6 +308,19 @@ def test_compiled_code_is_cached_on_disk(monkeypatch: pytest.MonkeyPatch) -> Non
     assert again.get_kernel_source() == program.text
 
 
+def test_damaged_code_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tilelang_c, "CACHE", tmp_path)
+    text = 'extern "C" int tile_run(void**, const int64_t*, const double*, char*) { return 7; }\n'
+    real, compiled = subprocess.run, []
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: compiled.append(a) or real(*a, **k))
+    tilelang_c._compile(text)
+    (library,) = tmp_path.iterdir()
+    library.unlink()
+    library.write_bytes(b"\x7fELF")
+    assert tilelang_c._compile(text).tile_run(None, None, None, None) == 7
+    assert len(compiled) == 2
+
+
 SUBMISSION = """
 import tilelang
 import tilelang.language as T

@@ -10,6 +10,7 @@ Only compiled code is cached (.cache/tilelang/<hash of text and flags>.so), neve
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -44,27 +45,24 @@ def _compile(text: str) -> ctypes.CDLL:
     source = _HEADER.read_text(encoding="utf-8") + text
     key = hashlib.sha256("\0".join((platform.machine(), *_FLAGS, source)).encode()).hexdigest()[:32]
     target = CACHE / f"{key}.so"
-    if not target.is_file():
-        compiler = shutil.which(os.environ.get("CXX") or "g++")
-        if compiler is None:
-            raise KitError(
-                "TileLang on the CPU needs g++, which is not on PATH; install it or name it in CXX.",
-                ExitCode.ENVIRONMENT,
-            )
-        CACHE.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=CACHE) as folder:
-            (Path(folder) / "kernel.cpp").write_text(source, encoding="utf-8")
-            built = Path(folder) / "kernel.so"
-            command = [compiler, *_FLAGS, "-o", str(built), str(Path(folder) / "kernel.cpp")]
-            done = subprocess.run(
-                command, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False
-            )
-            if done.returncode:
-                first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200])
-                raise KitError(
-                    f"g++ rejected the C++ written for a TileLang kernel: {first.strip()}", ExitCode.ENVIRONMENT
-                )
-            os.replace(built, target)  # atomic: another process sees all of the file or none
+    with contextlib.suppress(OSError):  # missing, or damaged: a full disk or a power cut left half a file
+        return ctypes.CDLL(str(target))
+    compiler = shutil.which(os.environ.get("CXX") or "g++")
+    if compiler is None:
+        raise KitError(
+            "TileLang on the CPU needs g++, which is not on PATH; install it or name it in CXX.",
+            ExitCode.ENVIRONMENT,
+        )
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=CACHE) as folder:
+        (Path(folder) / "kernel.cpp").write_text(source, encoding="utf-8")
+        built = Path(folder) / "kernel.so"
+        command = [compiler, *_FLAGS, "-o", str(built), str(Path(folder) / "kernel.cpp")]
+        done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False)
+        if done.returncode:
+            first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200])
+            raise KitError(f"g++ rejected the C++ written for a TileLang kernel: {first.strip()}", ExitCode.ENVIRONMENT)
+        os.replace(built, target)  # atomic: another process sees all of the file or none
     return ctypes.CDLL(str(target))
 
 

@@ -48,7 +48,12 @@ def load(path: Path, arguments: Sequence[str], device: Device, variant: str, set
         return _load_on_model(path, arguments)
     mode = variant or maca_build.MODES[0]
     counts = bool(settings.get("counts"))
-    simulator = Simulator(maca_build.build(path, mode, cutlass_include(), counts), path, counts)
+    library = maca_build.build(path, mode, cutlass_include(), counts)
+    try:
+        simulator = Simulator(library, path, counts)
+    except OSError:  # damaged: a full disk or a power cut left half a file
+        shutil.rmtree(library.parent)
+        simulator = Simulator(maca_build.build(path, mode, cutlass_include(), counts), path, counts)
     function = _run_kernel(simulator.library, path)
     outputs = frozenset(settings.get("outputs", ()))
 
