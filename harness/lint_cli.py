@@ -55,15 +55,15 @@ def jobs(text: str | None) -> int:
 
 def read(submissions: Sequence[Submission]) -> list[Finding]:
     """What the texts alone break, file by file."""
-    in_cuda = sorted({s.task for s in submissions if s.language == "cuda"})
-    kinds = resources.contracts(in_cuda) if in_cuda else {}
+    kinds = resources.contracts(sorted({submission.task for submission in submissions})) if submissions else {}
     found: list[Finding] = []
     for submission in submissions:
+        kind = kinds[submission.task]
         if submission.language == "cuda":
-            kind = kinds[submission.task]
             found += cuda.check(submission.path, kind["arguments"], kind["scalars"])
         else:
-            found += sandbox.check(submission.path, submission.language)
+            tensors = [n for n, scalar in zip(kind["arguments"], kind["scalars"], strict=True) if not scalar]
+            found += sandbox.check(submission.path, submission.language, tensors)
     return found
 
 

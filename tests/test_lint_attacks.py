@@ -282,6 +282,14 @@ def test_every_rule_has_an_example() -> None:
     assert {rule for rule in rules if not any(s.format(rule) in tested for s in spellings)} == set()
 
 
+def test_parameters_that_are_known_to_be_tensors(tmp_path: Path) -> None:
+    path = tmp_path / "run_kernel.py"
+    path.write_text(TRITON.replace(HOST, "    y * 2\n" + HOST), encoding="utf-8")
+    assert sandbox.check(path, "triton") == []  # for all that the file says, y is a number
+    (finding,) = sandbox.check(path, "triton", ("x", "y"))
+    assert finding.rule == "torch-compute"
+
+
 def test_torch_beside_the_kernel_is_a_note(tmp_path: Path) -> None:
     path = tmp_path / "run_kernel.py"
     path.write_text(TRITON.replace(HOST, "    torch.where(x, y, 0)\n" + HOST), encoding="utf-8")

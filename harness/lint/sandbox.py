@@ -11,7 +11,7 @@ import ast
 import io
 import sys
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from harness.lint import Finding
@@ -53,8 +53,11 @@ _ANNOTATION_NODES = (
 )
 
 
-def check(path: Path, language: str) -> list[Finding]:
-    """Every violation in a Triton or TileLang submission, by line. A syntax error is one finding (rule `syntax`)."""
+def check(path: Path, language: str, tensors: Collection[str] = ()) -> list[Finding]:
+    """Every violation in a Triton or TileLang submission, by line. A syntax error is one finding (rule `syntax`).
+
+    tensors: run_kernel's parameters that are known to be tensors; what the file does with the others tells of them.
+    """
     way_out = "make the file valid Python from 3.10 to 3.12"
     data = path.read_bytes()
     try:
@@ -76,7 +79,7 @@ def check(path: Path, language: str) -> list[Finding]:
     except (RecursionError, MemoryError):
         return [Finding(path, 1, "nesting", "nested too deeply to be parsed", "write it in several statements")]
     try:
-        findings = set(_Checker(path, language, tree).run())
+        findings = set(_Checker(path, language, tree, tensors).run())
     except RecursionError:
         return [Finding(path, 1, "nesting", "nested too deeply to be read", "write it in several statements")]
     return sorted(findings, key=lambda finding: (finding.line, finding.rule, finding.message))
@@ -93,8 +96,8 @@ def _bad_bytes(path: Path, data: bytes, why: str) -> list[Finding]:
 
 
 class _Checker:
-    def __init__(self, path: Path, language: str, tree: ast.Module) -> None:
-        self.path, self.language, self.tree = path, language, tree
+    def __init__(self, path: Path, language: str, tree: ast.Module, tensors: Collection[str]) -> None:
+        self.path, self.language, self.tree, self.tensors = path, language, tree, tensors
         self.names = Names(tree)
         self.functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
         self.kernels = [f for f in self.functions if f"{language}.jit" in self._decorators(f)]
@@ -118,7 +121,7 @@ class _Checker:
                     function, "run-kernel", f"decorator on {function.name}", "host functions stay undecorated"
                 )
         builders = self.kernels if self.language == "tilelang" else []  # their bodies are transformed too
-        yield from Host(self.path, self.names, hosts, builders).run()
+        yield from Host(self.path, self.names, hosts, builders, self.tensors).run()
 
     def _finding(self, node: ast.AST, rule: str, message: str, way_out: str, level: str = "error") -> Finding:
         return Finding(self.path, getattr(node, "lineno", 1), rule, message, way_out, level)

@@ -7,7 +7,7 @@ from those. Only what is surely a tensor counts as one.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TypeGuard
 
@@ -84,7 +84,12 @@ class Host:
     """The host functions of one file; `builders` are TileLang's @tilelang.jit functions, which handle no tensors."""
 
     def __init__(
-        self, path: Path, names: Names, functions: Sequence[ast.FunctionDef], builders: Sequence[ast.FunctionDef]
+        self,
+        path: Path,
+        names: Names,
+        functions: Sequence[ast.FunctionDef],
+        builders: Sequence[ast.FunctionDef],
+        tensors: Collection[str],
     ) -> None:
         self.path, self.names, self.functions, self.builders = path, names, functions, builders
         self.by_name = {function.name: function for function in functions}
@@ -92,6 +97,8 @@ class Host:
         self.returning: set[str] = set()  # functions that return a tensor
         self.tuples: dict[ast.FunctionDef, set[str]] = {function: set() for function in functions}  # with a tensor in
         self.stores: set[str] = set()  # containers into which nothing but tensors is put
+        for function in functions:
+            self.tensors[function].update(tensors if function.name == "run_kernel" else ())
         self._infer()
 
     def run(self) -> Iterator[Finding]:
