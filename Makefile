@@ -120,7 +120,7 @@ lint-compat: ## compile under Triton 3.0.0, TileLang 0.1.10, CUTLASS 3.3 and 4.1
 
 test: ## the kit's own tests
 	@$(bootstrap) test
-	@$(python) -m pytest tests
+	@$(python) -m pytest tests -n auto --maxprocesses=4 --dist=loadfile
 
 lint-code: ## ruff, mypy, clang-format and shellcheck over the kit's own code
 	@$(bootstrap) lint

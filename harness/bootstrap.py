@@ -63,6 +63,7 @@ _MODULES = {
     "numpy": "numpy",
     "pytest": "pytest",
     "hypothesis": "hypothesis",
+    "pytest-xdist": "xdist",
     "flashinfer-python": "flashinfer",
     "flash-attn": "flash_attn",
 }

@@ -252,7 +252,7 @@ def test_missing_extra_is_named_with_the_command_that_adds_it(machine: Machine) 
     machine.with_torch()
     done = machine.set_up("test", FAKE_PIP_FAILS="hypothesis")
     assert done.returncode == ExitCode.ENVIRONMENT
-    assert "Missing: pytest>=7.4, hypothesis>=6.100" in done.stderr
+    assert "Missing: pytest>=7.4, pytest-xdist>=3.5, hypothesis>=6.100" in done.stderr
     assert "`make env EXTRA=test`" in done.stderr
     assert machine.set_up("test").returncode == 0
     assert machine.set_up("test").stderr == ""

@@ -215,7 +215,7 @@ def test_test_and_env_ask_for_their_extras(kit: Kit) -> None:
     assert kit.make("env", "EXTRA=flash-attn").returncode == 0
     assert [words for _, words, _ in kit.calls()] == [
         ["-m", "harness.bootstrap", "test"],
-        ["-m", "pytest", "tests"],
+        ["-m", "pytest", "tests", "-n", "auto", "--maxprocesses=4", "--dist=loadfile"],
         ["-m", "harness.bootstrap", "--retry"],
         ["-m", "harness.bootstrap", "--retry", "flash-attn"],
     ]

@@ -209,7 +209,7 @@ def test_a_case_is_repeated_until_it_fails(verdicts: list[Verdict], repeat: int,
     class Judge:
         @staticmethod
         def run_case(*args: Any) -> CaseResult:
-            seen.append(args[-1])
+            seen.append(args[-2])
             verdict = verdicts[len(seen) - 1]
             times = {"ours_ms": 2.0, "baseline_ms": 1.0, "score": 30.0, "peer": "p"} if len(seen) == 1 else {}
             return dataclasses.replace(result(1, verdict, verdict), margin=1.0 / len(seen), **times)
@@ -221,7 +221,9 @@ def test_a_case_is_repeated_until_it_fails(verdicts: list[Verdict], repeat: int,
 
     session: Any = object.__new__(worker.JudgeSession)
     job = Job("alpha", "triton", "", "tiny", "", "", None, "cpu", 1.0, {"repeat": repeat}, True)
-    vars(session).update(_job=job, _judge=Judge, _package=Package, _submission=None, _contract=None, _device=CPU)
+    vars(session).update(
+        _job=job, _judge=Judge, _package=Package, _submission=None, _contract=None, _device=CPU, _timer=None
+    )
     last = session.run(1, lambda phase: None)
     assert seen == list(range(calls))
     assert last.strict is verdicts[-1]
