@@ -4,6 +4,7 @@ must not count as clean. compute-sanitizer is a script that prints what the real
 from __future__ import annotations
 
 import json
+import shlex
 import stat
 import subprocess
 import sys
@@ -119,8 +120,7 @@ def workload(*args):
     return {"flops": 0, "bytes": 0, "dtype": "bf16"}
 """
 # Prints the reports of report.json for the cases that it is to run, a clean one otherwise.
-TOOL = """#!{python} -SE
-import json, os, sys
+TOOL = """import json, os, sys
 here = os.path.dirname(__file__)
 plan = json.loads(open(here + "/report.json", encoding="utf-8").read())
 name, command = sys.argv[2], sys.argv[7:]
@@ -142,7 +142,11 @@ class Kit:
         (root / "toy").mkdir()
         (root / "toy" / "reference.py").write_text(REFERENCE, encoding="utf-8")
         self.tool = root / "compute-sanitizer"
-        self.tool.write_text(TOOL.format(python=sys.executable, clean=CLEAN), encoding="utf-8")
+        script = self.tool.with_suffix(".py")
+        script.write_text(TOOL.format(clean=CLEAN), encoding="utf-8")
+        # A shell starts it, since the path in a #! line must have no spaces.
+        start = shlex.join([sys.executable, "-SE", str(script)])
+        self.tool.write_text(f'#!/bin/sh\nexec {start} "$@"\n', encoding="utf-8")
         self.tool.chmod(self.tool.stat().st_mode | stat.S_IXUSR)
 
     def run(self, sizes: list[int], tools: tuple[str, ...] = ("memcheck",), **plan: object) -> list[Line]:
@@ -198,8 +202,9 @@ def test_a_race_of_warnings_alone_is_one(kit: Kit) -> None:
 
 
 def test_what_only_several_cases_show_is_not_lost(kit: Kit) -> None:
-    text = kit.tool.read_text(encoding="utf-8")
-    kit.tool.write_text(text.replace("found = [", "found = len(command) > 7 and ["), encoding="utf-8")
+    script = kit.tool.with_suffix(".py")
+    text = script.read_text(encoding="utf-8")
+    script.write_text(text.replace("found = [", "found = len(command) > 7 and ["), encoding="utf-8")
     *alone, together = kit.run([4, 5], found={"case-2": MEMCHECK})
     assert [line.verdict for line in alone] == [Verdict.PASS] * 2
     assert (together.case, together.errors, together.verdict) == (0, 769, Verdict.RUNTIME_ERROR)
