@@ -23,6 +23,24 @@ def test_copies_are_the_master(path: Path) -> None:
     assert arch_section.pasted(text, MASTER, path.name) == text, "run python -m harness.arch_section"
 
 
+@pytest.mark.parametrize(
+    ("path", "master"),
+    arch_section.sharers(),
+    ids=lambda path: "/".join(path.parts[-3:]),
+)
+def test_shared_copies_are_their_master(path: Path, master: Path) -> None:
+    text, copy = path.read_text(encoding="utf-8"), master.read_text(encoding="utf-8")
+    assert arch_section.pasted(text, copy, path.name, arch_section.SHARED) == text, "run python -m harness.arch_section"
+    changed = text.replace(copy, copy.replace("int", "long", 1))
+    assert arch_section.pasted(changed, copy, path.name, arch_section.SHARED) == text != changed
+
+
+def test_two_tasks_have_a_shared_section_in_both_files() -> None:
+    # Guards the test above against an empty list.
+    names = sorted("/".join(path.parts[-3::2]) for path, _ in arch_section.sharers())
+    assert names == [f"{task}/{name}.cu" for task in ("fused_moe", "mla_decode") for name in ("hopper", "run_kernel")]
+
+
 @pytest.mark.parametrize("path", SUBMISSIONS, ids=lambda path: path.parts[-3])
 def test_bodies_know_no_device(path: Path) -> None:
     assert arch_section.violations(path.read_text(encoding="utf-8"), path.name) == []
@@ -103,6 +121,18 @@ def test_paste_and_check_on_disk(
     assert "differs from tasks/common/arch.cuh" in capsys.readouterr().out
     assert arch_section.main([]) == 0
     assert target.read_text(encoding="utf-8") == f"int a;\n{MASTER}int b;\n"
+    assert arch_section.main(["--check"]) == 0
+    # A task's own shared section goes to every file that has its markers, and to no other.
+    shared = f"{arch_section.SHARED[0]} of demo\nint c;\n{arch_section.SHARED[1]}\n"
+    (tmp_path / "tasks" / "demo" / "shared.cuh").write_text(shared, encoding="utf-8")
+    hopper = target.with_name("hopper.cu")
+    hopper.write_text(shared.replace("int c", "int old"), encoding="utf-8")
+    capsys.readouterr()
+    assert arch_section.main(["--check"]) == 1
+    said = capsys.readouterr().out
+    assert said == "tasks/demo/cuda/hopper.cu: its shared section differs from tasks/demo/shared.cuh\n"
+    assert arch_section.main([]) == 0
+    assert hopper.read_text(encoding="utf-8") == shared
     assert arch_section.main(["--check"]) == 0
 
 

@@ -95,7 +95,7 @@ Resolver = Callable[[Sequence[Range]], "Shape | None"]
 def resolve(tmp_path_factory: pytest.TempPathFactory) -> Resolver:
     """The submission's own resolver."""
     text = SUBMISSION.read_text(encoding="utf-8")
-    section = text[text.index("// ---- Shapes") : text.index("// ---- Tuning")]
+    section = text[text.index("// ---- Shapes") : text.index("// ---- Order of tiles")]
     folder: Path = tmp_path_factory.mktemp("shapes")
     (folder / "hook.cpp").write_text(HOOK % section, encoding="utf-8")
     command = ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-fsanitize=undefined", "-fno-sanitize-recover"]

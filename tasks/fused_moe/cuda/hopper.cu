@@ -14,6 +14,7 @@ constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;  // 128 * 40 + 
 constexpr int kGroupM = 16;  // row tiles that run side by side before the next columns
 constexpr int kLag = 2;      // steps by which the second warpgroup follows the first
 
+// ---- shared section: also in the files beside this one. Master copy: shared.cuh of the task -------------------------
 // ---- Shapes --------------------------------------------------------------------------------------------------------
 // Nothing here but host arithmetic: which EM, N, K and E the sizes of the allocations allow.
 
@@ -94,7 +95,7 @@ inline bool resolve(const Range (&ranges)[kTensors], Shape& shape) {
     return found == 1;
 }
 
-// ---- Kernels -------------------------------------------------------------------------------------------------------
+// ---- Order of tiles -------------------------------------------------------------------------------------------------
 
 // order[i] = row tile at place i when tiles are sorted by expert. One block per tile counts those that come before.
 __global__ void __launch_bounds__(128) sort_tiles(const int32_t* expert_ids, int32_t* order) {
@@ -111,6 +112,9 @@ __global__ void __launch_bounds__(128) sort_tiles(const int32_t* expert_ids, int
     __syncthreads();
     if (threadIdx.x == 0) order[before] = tile;
 }
+// ---- end of shared section ------------------------------------------------------------------------------------------
+
+// ---- Kernels -------------------------------------------------------------------------------------------------------
 
 template <int kBlockN>
 struct Config {

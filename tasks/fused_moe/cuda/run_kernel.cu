@@ -553,6 +553,7 @@ using ColumnStage = Stage<kRows, kRowBytes, kThreads>;
 }  // namespace arch
 // ---- end of arch section --------------------------------------------------------------------------------------------
 
+// ---- shared section: also in the files beside this one. Master copy: shared.cuh of the task -------------------------
 // ---- Shapes --------------------------------------------------------------------------------------------------------
 // Nothing here but host arithmetic: which EM, N, K and E the sizes of the allocations allow.
 
@@ -633,6 +634,25 @@ inline bool resolve(const Range (&ranges)[kTensors], Shape& shape) {
     return found == 1;
 }
 
+// ---- Order of tiles -------------------------------------------------------------------------------------------------
+
+// order[i] = row tile at place i when tiles are sorted by expert. One block per tile counts those that come before.
+__global__ void __launch_bounds__(128) sort_tiles(const int32_t* expert_ids, int32_t* order) {
+    __shared__ int before;
+    const int tile = blockIdx.x, tiles = gridDim.x, expert = expert_ids[tile];
+    if (threadIdx.x == 0) before = 0;
+    __syncthreads();
+    int count = 0;
+    for (int other = threadIdx.x; other < tiles; other += 128) {
+        const int its = expert_ids[other];
+        count += its < expert || (its == expert && other < tile);
+    }
+    if (count > 0) atomicAdd(&before, count);
+    __syncthreads();
+    if (threadIdx.x == 0) order[before] = tile;
+}
+// ---- end of shared section ------------------------------------------------------------------------------------------
+
 // ---- Tuning --------------------------------------------------------------------------------------------------------
 
 struct Tiling {
@@ -657,22 +677,6 @@ static_assert(128 % kBlockN == 0 && kBlockK == 128, "N is a multiple of 128; a t
 static_assert(arch::kWave == 64 || kTiling.buffers > 1, "cp.async writes while the tile before is read");
 
 // ---- Kernels -------------------------------------------------------------------------------------------------------
-
-// order[i] = row tile at place i when tiles are sorted by expert. One block per tile counts those that come before.
-__global__ void __launch_bounds__(128) sort_tiles(const int32_t* expert_ids, int32_t* order) {
-    __shared__ int before;
-    const int tile = blockIdx.x, tiles = gridDim.x, expert = expert_ids[tile];
-    if (threadIdx.x == 0) before = 0;
-    __syncthreads();
-    int count = 0;
-    for (int other = threadIdx.x; other < tiles; other += 128) {
-        const int its = expert_ids[other];
-        count += its < expert || (its == expert && other < tile);
-    }
-    if (count > 0) atomicAdd(&before, count);
-    __syncthreads();
-    if (threadIdx.x == 0) order[before] = tile;
-}
 
 struct Args {
     const int8_t *a, *b;

@@ -611,6 +611,7 @@ struct Config {
     static_assert(kBytesShared <= 64 << 10, "a block of the C500 has 64 KiB of shared memory");
 };
 
+// ---- shared section: also in the files beside this one. Master copy: shared.cuh of the task -------------------------
 struct Args {
     const __nv_bfloat16 *q_nope, *q_pe, *ckv, *kpe;
     __nv_bfloat16* output;
@@ -658,6 +659,62 @@ __device__ __forceinline__ Part find_part(const Args& args, int part, int block_
     }
     return {-1};
 }
+
+// ---- Joining the parts ----------------------------------------------------------------------------------------------
+
+// One block per (head, sequence): thread (x, y) has four columns and every kReaders-th part.
+template <int kReaders>
+__global__ void __launch_bounds__(kDimCkv / 4 * kReaders) combine(const Args args) {
+    __shared__ float4 sums[kReaders][kDimCkv / 4];
+    __shared__ float most_of[kReaders], total_of[kReaders];
+    const int head = blockIdx.x % args.num_heads, sequence = blockIdx.x / args.num_heads;
+    const int x = threadIdx.x % (kDimCkv / 4), y = threadIdx.x / (kDimCkv / 4);
+    const int2 plan = args.plan[sequence];
+    if (plan.y == 1) return;  // the first kernel wrote the output
+
+    float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
+    float most = kNoScore, total = 0.0f;
+    for (int split = y; split < plan.y; split += 4 * kReaders) {
+        float lse[4], largest = most;
+        float4 value[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {  // four parts in flight; one past the end is the first again, without weight
+            const int part = split + i * kReaders < plan.y ? split + i * kReaders : split;
+            const int64_t row = static_cast<int64_t>(plan.x + part) * args.num_heads + head;
+            value[i] = arch::at<float4>(args.partial + row * kDimCkv, 16 * x);
+            lse[i] = args.lse[row];
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) largest = fmaxf(largest, lse[i]);
+        const float old = exp2f(most - largest);
+        sum = {sum.x * old, sum.y * old, sum.z * old, sum.w * old}, total *= old, most = largest;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float weight = split + i * kReaders < plan.y ? exp2f(lse[i] - most) : 0.0f;
+            sum = {sum.x + value[i].x * weight, sum.y + value[i].y * weight, sum.z + value[i].z * weight,
+                   sum.w + value[i].w * weight};
+            total += weight;
+        }
+    }
+    sums[y][x] = sum;
+    if (x == 0) most_of[y] = most, total_of[y] = total;
+    __syncthreads();
+    if (y != 0) return;
+#pragma unroll
+    for (int i = 0; i < kReaders; ++i) most = fmaxf(most, most_of[i]);
+    sum = {0.0f, 0.0f, 0.0f, 0.0f}, total = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kReaders; ++i) {  // always in this order: the same bits each time
+        const float weight = exp2f(most_of[i] - most);
+        const float4 value = sums[i][x];
+        sum = {sum.x + value.x * weight, sum.y + value.y * weight, sum.z + value.z * weight, sum.w + value.w * weight};
+        total += total_of[i] * weight;
+    }
+    const int64_t out = (static_cast<int64_t>(sequence) * args.num_heads + head) * kDimCkv;
+    arch::at<uint2>(args.output + out, 8 * x) = {arch::pack(sum.x / total, sum.y / total),
+                                                 arch::pack(sum.z / total, sum.w / total)};
+}
+// ---- end of shared section ------------------------------------------------------------------------------------------
 
 // ---- Kernel --------------------------------------------------------------------------------------------------------
 
@@ -913,59 +970,6 @@ __global__ void __launch_bounds__(Config<kRowGroups>::kThreads) mla_decode(const
                 else
                     arch::store64(args.partial + out + 64 * d, o[f][d], slot, inverse, lane);
         }
-}
-
-// One block per (head, sequence): thread (x, y) has four columns and every kReaders-th part.
-template <int kReaders>
-__global__ void __launch_bounds__(kDimCkv / 4 * kReaders) combine(const Args args) {
-    __shared__ float4 sums[kReaders][kDimCkv / 4];
-    __shared__ float most_of[kReaders], total_of[kReaders];
-    const int head = blockIdx.x % args.num_heads, sequence = blockIdx.x / args.num_heads;
-    const int x = threadIdx.x % (kDimCkv / 4), y = threadIdx.x / (kDimCkv / 4);
-    const int2 plan = args.plan[sequence];
-    if (plan.y == 1) return;  // the first kernel wrote the output
-
-    float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
-    float most = kNoScore, total = 0.0f;
-    for (int split = y; split < plan.y; split += 4 * kReaders) {
-        float lse[4], largest = most;
-        float4 value[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {  // four parts in flight; one past the end is the first again, without weight
-            const int part = split + i * kReaders < plan.y ? split + i * kReaders : split;
-            const int64_t row = static_cast<int64_t>(plan.x + part) * args.num_heads + head;
-            value[i] = arch::at<float4>(args.partial + row * kDimCkv, 16 * x);
-            lse[i] = args.lse[row];
-        }
-#pragma unroll
-        for (int i = 0; i < 4; ++i) largest = fmaxf(largest, lse[i]);
-        const float old = exp2f(most - largest);
-        sum = {sum.x * old, sum.y * old, sum.z * old, sum.w * old}, total *= old, most = largest;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const float weight = split + i * kReaders < plan.y ? exp2f(lse[i] - most) : 0.0f;
-            sum = {sum.x + value[i].x * weight, sum.y + value[i].y * weight, sum.z + value[i].z * weight,
-                   sum.w + value[i].w * weight};
-            total += weight;
-        }
-    }
-    sums[y][x] = sum;
-    if (x == 0) most_of[y] = most, total_of[y] = total;
-    __syncthreads();
-    if (y != 0) return;
-#pragma unroll
-    for (int i = 0; i < kReaders; ++i) most = fmaxf(most, most_of[i]);
-    sum = {0.0f, 0.0f, 0.0f, 0.0f}, total = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kReaders; ++i) {  // always in this order: the same bits each time
-        const float weight = exp2f(most_of[i] - most);
-        const float4 value = sums[i][x];
-        sum = {sum.x + value.x * weight, sum.y + value.y * weight, sum.z + value.z * weight, sum.w + value.w * weight};
-        total += total_of[i] * weight;
-    }
-    const int64_t out = (static_cast<int64_t>(sequence) * args.num_heads + head) * kDimCkv;
-    arch::at<uint2>(args.output + out, 8 * x) = {arch::pack(sum.x / total, sum.y / total),
-                                                 arch::pack(sum.z / total, sum.w / total)};
 }
 
 // ---- Host ----------------------------------------------------------------------------------------------------------
