@@ -153,28 +153,8 @@ def _mutants(options: argparse.Namespace, words: list[str]) -> int:
     return ExitCode.REJECTED if bad else ExitCode.OK
 
 
-def request(options: argparse.Namespace) -> plan.Request:
-    """What the options of `check` ask for."""
-    return plan.Request(
-        task=options.task,
-        language=options.lang,
-        suite=options.suite,
-        cases=options.cases,
-        device=options.device,
-        config=options.config,
-        file=options.file,
-        jobs=options.jobs,
-        deadline_s=options.deadline,
-        counts=options.counts,
-        repeat=options.repeat,
-        lint=options.lint,
-        time=options.time,
-        variant=options.variant,
-    )
-
-
 def _check(options: argparse.Namespace, words: list[str]) -> int:
-    asked = request(options)
+    asked = plan.Request.of(options)
     started = time.monotonic()
     todo = plan.make(asked)
     versions = journal.versions()

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import importlib.util
 import itertools
-import json
 import math
 import os
 import shlex
 import shutil
 import stat
-import subprocess
 import sys
 from pathlib import Path
 
-from harness import catalog, devices, languages
+from harness import catalog, child, devices, languages
 from harness.devices import Device
 from harness.runner import Job
 from harness.text import shown, whole_number
@@ -61,6 +60,14 @@ class Request:
     lint: bool = True
     time: bool = True
     variant: str = "plain"  # of catalog.VARIANTS
+
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> Request:
+        """What a command's options ask for; those that it does not have keep their defaults."""
+        names = {"lang": "language", "deadline": "deadline_s"}
+        given = {names.get(name, name): value for name, value in vars(options).items()}
+        known = {field.name for field in dataclasses.fields(cls)}
+        return cls(**{name: value for name, value in given.items() if name in known})
 
     def again(self, result: CaseResult) -> str:
         """The command that runs one case again as it was run: make's, or ours where make has no variable for it."""
@@ -127,19 +134,9 @@ def pick_device(requested: str | None) -> Device:
         return devices.pick(requested)
     if requested is None and not _may_have_gpu():
         return devices.pick("cpu")
-    done = subprocess.run(
-        [sys.executable, "-c", _PROBE, requested or ""],
-        cwd=catalog.ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        encoding="utf-8",
-        errors="replace",
-        check=False,
-    )
     try:
-        answer = json.loads(done.stdout.splitlines()[-1])
-    except (IndexError, ValueError):
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        answer = child.ask([sys.executable, "-c", _PROBE, requested or ""])
+    except child.NoAnswer as last:
         raise KitError(
             f"The device could not be looked up ({last}); DEVICE=cpu does without one.", ExitCode.ENVIRONMENT
         ) from None

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness import catalog, timing
+from harness import cache, timing
 from harness.bench import calibration, telemetry
 from harness.bench.telemetry import Clocks, parse_mx, parse_nvidia
 from harness.devices import Device
@@ -156,7 +156,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         times.append(1)
         return {**PEAKS, "bytes_per_s": 4e12 + len(times)}
 
-    monkeypatch.setattr(catalog, "ROOT", tmp_path)
+    monkeypatch.setattr(cache, "folder", lambda: tmp_path / ".cache")
     monkeypatch.setattr(calibration, "_measured", measure)
     return times
 
@@ -201,7 +201,7 @@ def test_a_checkout_that_cannot_be_written_to_measures_each_time(measured: list[
 
 
 def test_measuring_is_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(catalog, "ROOT", tmp_path)
+    monkeypatch.setattr(cache, "folder", lambda: tmp_path / ".cache")
     good = [sys.executable, "-c", f"print('hello'); print({json.dumps(json.dumps(PEAKS))})"]
     monkeypatch.setattr(calibration, "_COMMAND", good)
     assert calibration.obtain(H200, NOW)["ops_per_s"] == PEAKS["ops_per_s"]

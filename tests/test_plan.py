@@ -16,7 +16,7 @@ from fake_runner import H200, FakeRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness import cli, plan
+from harness import child, cli, plan
 from harness.text import shown
 from harness.verdict import CaseResult, ExitCode, KitError
 
@@ -159,7 +159,7 @@ def test_cases_may_be_given_twice(text: str) -> None:
 
 def test_no_device_node_means_no_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "_may_have_gpu", lambda: False)
-    monkeypatch.setattr(plan.subprocess, "run", lambda *_, **__: pytest.fail("a process was started"))
+    monkeypatch.setattr(child.subprocess, "run", lambda *_, **__: pytest.fail("a process was started"))
     assert plan.pick_device(None).kind == "cpu"
 
 
@@ -168,7 +168,7 @@ def test_the_look_up_gives_devices_and_refusals(monkeypatch: pytest.MonkeyPatch)
 
     def answer(probe: str) -> None:
         monkeypatch.setattr(
-            plan.subprocess, "run", lambda command, **options: real([command[0], "-c", probe, command[3]], **options)
+            child.subprocess, "run", lambda command, **options: real([command[0], "-c", probe, command[3]], **options)
         )
 
     monkeypatch.setattr(plan, "_may_have_gpu", lambda: True)
@@ -215,4 +215,4 @@ def test_what_make_has_no_variable_for_is_repeated_without_make(changes: dict[st
     words = shlex.split(request.again(CaseResult("alpha", "triton", changes.get("variant", ""), "tiny", 2)))
     assert words[:4] == [".venv/bin/python", "-m", "harness", "check"]
     options = cli._parser().parse_args(words[3:])
-    assert cli.request(options) == dataclasses.replace(request, task="alpha", language="triton", cases="2")
+    assert plan.Request.of(options) == dataclasses.replace(request, task="alpha", language="triton", cases="2")

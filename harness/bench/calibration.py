@@ -7,14 +7,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness import catalog
+from harness import cache, child
 from harness.verdict import ExitCode, KitError
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ _COMMAND = (sys.executable, "-m", "harness.bench.calibration")
 
 def stored_at() -> Path:
     """Where the last calibration lies."""
-    return catalog.ROOT / ".cache" / "calibration.json"
+    return cache.folder() / "calibration.json"
 
 
 def obtain(device: Device, now: datetime | None = None) -> dict[str, Any]:
@@ -70,19 +69,9 @@ def _stored(device: Device, now: datetime) -> dict[str, Any] | None:
 
 
 def _measured() -> dict[str, Any]:
-    done = subprocess.run(
-        _COMMAND,
-        cwd=catalog.ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        encoding="utf-8",
-        errors="replace",
-        check=False,
-    )
     try:
-        return dict(json.loads(done.stdout.splitlines()[-1]))
-    except (IndexError, ValueError):
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return dict(child.ask(_COMMAND))
+    except child.NoAnswer as last:
         raise KitError(f"The device could not be calibrated ({last}).", ExitCode.ENVIRONMENT) from None
 
 

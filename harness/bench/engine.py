@@ -24,18 +24,7 @@ BUDGET_S = 10.0  # of repetition per case, warming up and the calls back to back
 def run(options: argparse.Namespace, words: list[str]) -> int:
     """Run the command; the exit code is that of `check`."""
     budget_s = parse_budget(options.budget)
-    request = plan.Request(
-        task=options.task,
-        language=options.lang,
-        suite=options.suite,
-        cases=options.cases,
-        device=options.device,
-        config=options.config,
-        file=options.file,
-        deadline_s=options.deadline,
-        lint=options.lint,
-        variant=options.variant,
-    )
+    request = plan.Request.of(options)
     folders = [folder(options.out)] if options.out else []
     device = gpu(options.device)
     started = time.monotonic()

@@ -10,9 +10,8 @@ import ctypes
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.cpu.maca_build import cached, compiler_version, digest, run_compiler
+from harness.cpu.maca_build import cached, compiler_version, digest, rewritten, run_compiler
 from harness.cpu.maca_runtime import Piece
-from harness.cpu.maca_source import SourceError, rewrite
 from harness.verdict import KernelFault, Verdict
 
 MODEL = Path(__file__).resolve().parent / "hopper"
@@ -43,14 +42,11 @@ def build(source: Path, shared: Sequence[Path]) -> Path:
     runtime = _runtime()
     parts = [path.read_bytes() for path in shared]
     key = digest("hopper", text, str(source), *_FLAGS, str(runtime), compiler_version("g++"), *parts)
-    try:
-        rewritten = rewrite(text, str(source))
-    except SourceError as error:
-        raise KernelFault(Verdict.COMPILE_ERROR, f"{source.name}:{error.line}: error: {error}") from None
+    code = rewritten(source, text)
 
     def make(folder: Path) -> None:
         unit = folder / "unit.cpp"
-        unit.write_text(rewritten, encoding="utf-8")
+        unit.write_text(code, encoding="utf-8")
         preamble = ["-include", str(MODEL / "include" / "model.hpp")]
         headers = [f"-I{MODEL / 'include'}", f"-I{source.parent}"]
         # One library never takes another's names: two kernels in one process have a machine each.

@@ -6,6 +6,7 @@ final place and renamed, so that processes that build the same file at the same 
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import functools
 import hashlib
@@ -99,6 +100,25 @@ def _refuse_full_disk(said: str) -> None:
             raise OSError(number, os.strerror(number), str(CACHE))
 
 
+def loadable(build: Callable[[], Path]) -> Path:
+    """The library that `build` gives, once it can be loaded: a full disk or a power cut may have left half of one."""
+    library = build()
+    try:
+        ctypes.CDLL(str(library))
+    except OSError:
+        shutil.rmtree(library.parent)
+        library = build()
+    return library
+
+
+def rewritten(source: Path, text: str) -> str:
+    """The text of a `.cu` file as g++ takes it; KernelFault (COMPILE_ERROR) where it cannot be rewritten."""
+    try:
+        return rewrite(text, str(source))
+    except SourceError as error:
+        raise KernelFault(Verdict.COMPILE_ERROR, f"{source.name}:{error.line}: error: {error}") from None
+
+
 def run_compiler(command: Sequence[str], source: Path) -> None:
     """Run one compiler command; KernelFault (COMPILE_ERROR) that starts at the first error line when it fails.
 
@@ -156,14 +176,11 @@ def build(source: Path, mode: str, include: Sequence[str] = (), counts: bool = F
     flags = (*_SUBMISSION_FLAGS, *(_COUNTING_FLAGS if counts else ()), *_MODE_FLAGS[mode])
     runtime = _runtime(mode)
     key = digest("submission", text, str(source), *flags, *include, str(runtime), compiler_version("g++"))
-    try:
-        rewritten = rewrite(text, str(source))
-    except SourceError as error:
-        raise KernelFault(Verdict.COMPILE_ERROR, f"{source.name}:{error.line}: error: {error}") from None
+    code = rewritten(source, text)
 
     def make(folder: Path) -> None:
         unit, exports, library = folder / "unit.cpp", folder / "exports.map", folder / "lib.so"
-        unit.write_text(rewritten, encoding="utf-8")
+        unit.write_text(code, encoding="utf-8")
         exports.write_text(_EXPORTS, encoding="utf-8")
         headers = [f"-I{SIMULATOR / 'include'}", f"-I{source.parent}", *(f"-I{path}" for path in include)]
         preamble = ["-include", str(SIMULATOR / "include" / "sim" / "preamble.h")]

@@ -15,7 +15,7 @@ from harness import catalog
 from harness.cpu import maca_build
 from harness.cpu.hopper_model import Model
 from harness.cpu.hopper_model import build as build_for_model
-from harness.cpu.maca_build import cached, compiler_version, digest, run_compiler
+from harness.cpu.maca_build import cached, compiler_version, digest, loadable, run_compiler
 from harness.cpu.maca_runtime import Piece, Simulator
 from harness.devices import Device
 from harness.languages import Submission
@@ -41,19 +41,15 @@ def load(path: Path, arguments: Sequence[str], device: Device, variant: str, set
     if device.kind != "maca":  # the SDK has its own
         _needs_cutlass(path)
     if device.kind != "cpu":
-        library = build_for_gpu(path, device, variant)
+        library = loadable(lambda: build_for_gpu(path, device, variant))
         function = _run_kernel(ctypes.CDLL(str(library)), path)
         return Submission("cuda", path, lambda args: function(*map(to_c, args)))
     if variant == "hopper":
         return _load_on_model(path, arguments)
     mode = variant or maca_build.MODES[0]
     counts = bool(settings.get("counts"))
-    library = maca_build.build(path, mode, cutlass_include(), counts)
-    try:
-        simulator = Simulator(library, path, counts)
-    except OSError:  # damaged: a full disk or a power cut left half a file
-        shutil.rmtree(library.parent)
-        simulator = Simulator(maca_build.build(path, mode, cutlass_include(), counts), path, counts)
+    library = loadable(lambda: maca_build.build(path, mode, cutlass_include(), counts))
+    simulator = Simulator(library, path, counts)
     function = _run_kernel(simulator.library, path)
     outputs = frozenset(settings.get("outputs", ()))
 
@@ -66,7 +62,7 @@ def load(path: Path, arguments: Sequence[str], device: Device, variant: str, set
 
 
 def _load_on_model(path: Path, arguments: Sequence[str]) -> Submission:
-    model = Model(build_for_model(path, _kit_headers()), path)
+    model = Model(loadable(lambda: build_for_model(path, _kit_headers())), path)
     function = _run_kernel(model.library, path)
 
     def run(args: Sequence[Any]) -> None:

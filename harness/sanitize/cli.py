@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from harness import catalog, plan
+from harness import cache, catalog, plan
 from harness.devices import Device
 from harness.languages import cuda
 from harness.runner import Job
@@ -187,7 +187,7 @@ def judge(job: Job, tools: Sequence[str], target: Target) -> Iterator[Line]:
         yield Line(job, "nvcc", 0, "", verdict=fault.verdict, detail=fault.message)
         return
     contract = load_contract(catalog.reference_path(job.task))
-    scratch = catalog.ROOT / ".cache"
+    scratch = cache.folder()
     scratch.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=scratch, prefix="sanitize-") as folder:
         cases = list(_write(job, contract, Path(folder)))

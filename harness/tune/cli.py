@@ -6,7 +6,6 @@ import argparse
 import itertools
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from harness import catalog, journal, plan, runner
+from harness import cache, catalog, child, journal, plan, runner
 from harness.bench import engine
 from harness.bench.record import slug
 from harness.console import printable
@@ -26,7 +25,7 @@ from harness.tune.search import Trial
 from harness.tune.space import ROWS, Candidate, Case
 from harness.verdict import CaseResult, ExitCode, KitError, Verdict
 
-BUILT = catalog.ROOT / ".cache" / "tune"
+BUILT = cache.folder() / "tune"
 RESULTS = catalog.ROOT / "results"
 TIMER = (sys.executable, "-m", "harness.tune.worker")
 CHECKERS = 4  # processes that check candidates side by side; nothing is timed then
@@ -103,19 +102,9 @@ def pick_row(asked: str | None, language: str, device: Device, planned: bool) ->
 
 def chosen_cases(task: str, suite: str, text: str | None) -> list[Case]:
     """The cases of a suite, all or those of CASES. A package needs torch, so a process of its own is asked."""
-    done = subprocess.run(
-        [*TIMER, "cases", task, suite],
-        cwd=catalog.ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        encoding="utf-8",
-        errors="replace",
-        check=False,
-    )
     try:
-        every = [Case(*entry) for entry in json.loads(done.stdout.splitlines()[-1])]
-    except (IndexError, ValueError, TypeError):
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        every = [Case(*entry) for entry in child.ask([*TIMER, "cases", task, suite])]
+    except child.NoAnswer as last:
         raise KitError(f"The cases of {task} could not be read ({last}).", ExitCode.PACKAGE_ERROR) from None
     wanted = plan.parse_cases(text) if text else [case.number for case in every]
     missing = [number for number in wanted if not any(case.number == number for case in every)]
