@@ -419,7 +419,6 @@ def test_off_a_terminal_there_is_no_bar(monkeypatch: pytest.MonkeyPatch, capsys:
 
 
 def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("rich", reason="rich is not installed: the one-line progress is tested below")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
     stderr = Terminal()

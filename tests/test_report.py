@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
 import math
 import shutil
@@ -298,7 +296,6 @@ SERIES = [
 ]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib comes with `make report`")
 def test_a_plot_is_the_same_file_each_time_and_names_what_it_shows(tmp_path: Path) -> None:
     first, second = tmp_path / "1.svg", tmp_path / "2.svg"
     for path in (first, second):
