@@ -212,13 +212,24 @@ def test_gpu_command_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert " ".join(command) == (
         "/bin/nvcc -O3 -std=c++17 -arch=sm_90 -lineinfo -I/headers -shared -Xcompiler -fPIC a.cu -o a.so"
     )
-    assert "-arch=sm_90a" in cuda.gpu_command(Path("a.cu"), Path("a.so"), nvidia, "hopper")
+    assert "-gencode=arch=compute_90a,code=sm_90a" in cuda.gpu_command(Path("a.cu"), Path("a.so"), nvidia, "hopper")
     mxcc = cuda.gpu_command(Path("a.cu"), Path("a.so"), maca, "")
     assert mxcc[:4] == ["/bin/mxcc", "-O3", "-std=c++17", "--offload-arch=xcore1000"]
     assert "/headers" not in " ".join(mxcc)  # the SDK has its own
     assert {"-lruntime_cu", "-lmcruntime", "-shared", "-fPIC"} <= set(mxcc)
     found["cucc"] = "/bin/cucc"
     assert cuda.gpu_command(Path("a.cu"), Path("a.so"), maca, "")[0] == "/bin/cucc"
+
+
+@pytest.mark.skipif(cuda._find("nvcc", Path("/usr/local/cuda/bin")) is None, reason="nvcc is missing")
+def test_nvcc_takes_wgmma_by_the_command_line_of_the_variant(tmp_path: Path) -> None:
+    source = tmp_path / "hopper.cu"
+    source.write_text('extern "C" __global__ void fence() { asm volatile("wgmma.fence.sync.aligned;"); }\n')
+    nvidia, library = Device("cuda", "cuda", "H200", "sm90"), tmp_path / "lib.so"
+    maca_build.run_compiler(cuda.gpu_command(source, library, nvidia, "hopper"), source)
+    assert library.is_file()
+    with pytest.raises(KernelFault, match="wgmma"):
+        maca_build.run_compiler(cuda.gpu_command(source, library, nvidia, ""), source)
 
 
 def test_cute_compiles_and_runs() -> None:

@@ -112,10 +112,13 @@ def gpu_command(path: Path, library: Path, device: Device, variant: str) -> list
         target = ["-O3", "-std=c++17", "--offload-arch=xcore1000", *dialect, *includes]
         return [mxcc, *target, "-shared", "-fPIC", str(path), "-o", str(library), "-lruntime_cu", "-lmcruntime"]
     nvcc = _find("nvcc", Path("/usr/local/cuda/bin")) or "nvcc"
-    # wgmma and TMA, which only the Hopper variant uses, need the architecture's own feature set.
-    arch = device.tuning.replace("sm", "sm_") + ("a" if variant == "hopper" else "")
+    target = [f"-arch={device.tuning.replace('sm', 'sm_')}"]
+    if variant == "hopper":
+        # wgmma and TMA need the architecture's own feature set. Not -arch=sm_90a: nvcc 13.0 makes code for compute_90
+        # as well then, which has neither.
+        target = ["-gencode=arch=compute_90a,code=sm_90a"]
     includes = [f"-I{folder}" for folder in cutlass_include()]
-    options = ["-O3", "-std=c++17", f"-arch={arch}", "-lineinfo", *includes]
+    options = ["-O3", "-std=c++17", *target, "-lineinfo", *includes]
     return [nvcc, *options, "-shared", "-Xcompiler", "-fPIC", str(path), "-o", str(library)]
 
 
