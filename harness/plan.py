@@ -200,7 +200,7 @@ def make(request: Request, device: Device | None = None) -> Plan:
                         settings={
                             "counts": request.counts,
                             "repeat": repeat,
-                            "lint": request.lint,
+                            "lint": request.lint and beside != HOPPER,  # which is never pasted
                             "time": request.time,
                         },
                         required=named,

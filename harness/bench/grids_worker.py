@@ -57,7 +57,8 @@ class GridSession:
                 ) from error
             return
         job, path = self._job, Path(self._job.submission)
-        gate.admit(path, job.language)
+        if job.settings.get("lint", True):
+            gate.admit(path, job.language)
         settings = {**job.settings, "outputs": self._contract.outputs}
         self._submission = languages.load(
             job.language, path, self._contract.arguments, self._device, job.variant, settings

@@ -34,6 +34,8 @@ def load(path: Path, arguments: Sequence[str], device: Device, variant: str, set
     if interpreted == device.is_gpu:
         wanted = "must not be set" if device.is_gpu else "must be set to 1 before Triton is imported"
         raise KitError(f"TRITON_INTERPRET {wanted} to run on {device.kind}.", ExitCode.ENVIRONMENT)
+    if variant == "hopper":
+        _needs_gluon(device)
     if interpreted:
         importlib.import_module("harness.cpu.triton_interpreter").install()
     function = load_run_kernel(path, arguments, device, settings)
@@ -48,6 +50,20 @@ def load(path: Path, arguments: Sequence[str], device: Device, variant: str, set
             raise fault from error
 
     return Submission("triton", path, run)
+
+
+def _needs_gluon(device: Device) -> None:
+    """KitError where a Hopper variant cannot run: without a GPU, or with a Triton that lacks Gluon for Hopper."""
+    if not device.is_gpu:
+        message = "the Hopper variants in Triton need an NVIDIA GPU of compute capability 9.x; LANG=cuda has a model."
+        raise KitError(message, ExitCode.NEEDS_DEVICE)
+    try:
+        importlib.import_module("triton.experimental.gluon.language.nvidia.hopper")
+        importlib.import_module("triton.experimental.gluon.nvidia.hopper")
+    except ImportError as error:
+        version = getattr(importlib.import_module("triton"), "__version__", "of no version")
+        message = f"the Hopper variants in Triton need Gluon, as in Triton 3.6, and this is {version} ({error})."
+        raise KitError(message, ExitCode.ENVIRONMENT) from error
 
 
 def _fault(error: Exception, path: Path, names: Mapping[str, Any]) -> KernelFault | None:
