@@ -111,14 +111,6 @@ __device__ __forceinline__ void tma_load(void* to, const CUtensorMap* map, uint6
         "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
         : "memory");
 }
-__device__ __forceinline__ void tma_load(void* to, const CUtensorMap* map, uint64_t* barrier, int x, int y, int z,
-                                         int u, int v) {
-    asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], "
-        "[%2];" ::"r"(shared_address(to)),
-        "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v)
-        : "memory");
-}
 // To the same place in every block of the cluster, and each one's barrier hears of it.
 template <int kCluster>
 __device__ __forceinline__ void tma_load_to_all(void* to, const CUtensorMap* map, uint64_t* barrier, int x, int y) {

@@ -6,7 +6,7 @@
 // does its softmax. Within a warpgroup the scores of the next tile and the output of this one are multiplied together,
 // and the softmax of the next tile runs while the output's product still does. P never leaves the registers.
 //
-// nvcc 13.0, -O3 -arch=sm_90a: no spills. Checked on the model without a GPU; not yet timed.
+// nvcc 13.0, -O3 -arch=sm_90a: no spills. Times are in the README.
 
 #include "../../common/hopper_prefill.cuh"
 
@@ -37,7 +37,8 @@ __global__ void __launch_bounds__(kThreads, 1)
         return compute<C>(args, ring, work);
     }
 
-    // One warp: each lane loads some units of a tile of keys, whose page ids it reads one tile ahead.
+    // One warp: its lanes look up where the units of a tile of keys lie, a tile ahead, and the first lane loads them.
+    // With each lane loading its own, one after another all the same, the loads were the limit.
     hopper::set_registers<kProducerRegisters, false>();
     if (threadIdx.x >= 32) return;
     const int lane = threadIdx.x, units = kBlockN / pages.unit, slice_bytes = kBlockN * 128;
@@ -45,35 +46,39 @@ __global__ void __launch_bounds__(kThreads, 1)
     for (int round = 0; item_of(round) < args.items; ++round) {
         const Work w = work(item_of(round));
         if (w.blocks <= 0) continue;
-        const auto page_of = [&](int n) {  // of this lane's first unit
-            const int token = n * kBlockN + lane * pages.unit;
-            return token < w.kv_len ? pages.indices[w.kv_begin + token / pages.size] : 0;
+        // The row of K, among all rows of the pool, that a unit begins at; V's is pages.size rows on.
+        const auto row_of = [&](int n, int unit) {
+            const int token = n * kBlockN + unit * pages.unit, at = token / pages.size;
+            if (token >= w.kv_len) return 0;
+            return pages.indices[w.kv_begin + at] * 2 * pages.size + token - at * pages.size;
         };
-        int page = page_of(w.blocks - 1);
+        int row = row_of(w.blocks - 1, lane);
         if (lane == 0) ring.load_q(&q_map, w, done);
         ++done;
         for (int n = w.blocks - 1; n >= 0; --n, ++loaded) {
             const int stage = loaded % kStages, parity = (loaded / kStages & 1) ^ 1;
-            const int next_page = n > 0 ? page_of(n - 1) : 0;
-            // Units behind the last key are not loaded: what lies there is masked, and cleared before it
-            // counts.
+            const int next_row = n > 0 ? row_of(n - 1, lane) : 0;
+            // Units behind the last key are not loaded: what lies there is masked, and cleared before it counts.
             const int wanted = min(units, (w.kv_len - n * kBlockN + pages.unit - 1) / pages.unit);
-            const auto load = [&](uint64_t* full, char* tile, int which) {
+            const auto load = [&](uint64_t* full, char* tile, int offset) {
                 if (lane == 0) hopper::barrier_expect(full, wanted * pages.unit * kDim * 2);
-                __syncwarp();
-                for (int unit = lane; unit < wanted; unit += 32) {
-                    const int token = n * kBlockN + unit * pages.unit, at = token / pages.size;
-                    const int id = unit < 32 ? page : pages.indices[w.kv_begin + at];
-                    for (int slice = 0; slice < C::kSlicesQk; ++slice)
-                        hopper::tma_load(tile + slice * slice_bytes + unit * pages.unit * 128, &kv_map, full,
-                                         64 * slice, w.kv_head, token - at * pages.size, which, id);
+                for (int first = 0; first < wanted; first += 32) {  // more than 32: pages of 1 or 2 tokens
+                    const int own = first == 0 ? row : row_of(n, first + lane);
+                    for (int unit = first; unit < min(first + 32, wanted); ++unit) {
+                        const int from = __shfl_sync(~0u, own, unit - first) + offset;
+                        if (lane == 0)
+#pragma unroll
+                            for (int slice = 0; slice < C::kSlicesQk; ++slice)
+                                hopper::tma_load(tile + slice * slice_bytes + unit * pages.unit * 128, &kv_map, full,
+                                                 w.kv_head * kDim + 64 * slice, from);
+                    }
                 }
             };
             hopper::barrier_wait(ring.k_empty + stage, parity);
             load(ring.k_full + stage, ring.k_tile(stage), 0);
             hopper::barrier_wait(ring.v_empty + stage, parity);
-            load(ring.v_full + stage, ring.v_tile(stage), 1);
-            page = next_page;
+            load(ring.v_full + stage, ring.v_tile(stage), pages.size);
+            row = next_row;
         }
     }
 }
@@ -85,12 +90,12 @@ void run(const __nv_bfloat16* q, const __nv_bfloat16* kv_data, int64_t seq_len, 
     using C = Config<kDim, kDim>;
     while (pages.unit < C::kBlockN && pages.size % (2 * pages.unit) == 0) pages.unit *= 2;
     CUtensorMap q_map, kv_map;
-    const cuuint64_t heads = args.num_kv_heads, size = pages.size,
-                     count = hopper::bytes_from(kv_data) / (size * heads * kDim * 4);
+    // The pool as rows of all heads: K of page 0, V of page 0, K of page 1, ...
+    const cuuint64_t columns = args.num_kv_heads * kDim, rows = hopper::bytes_from(kv_data) / (columns * 2);
     const cuuint32_t unit = pages.unit;
     if (!set_work<C>(args, &q_map, q, seq_len) ||
-        !hopper::make_map<5>(&kv_map, kv_data, 2, {kDim, heads, size, 2, count}, {64, 1, unit, 1, 1})) {
-        fprintf(stderr, "run_kernel: no tensor map for q and %lld pages\n", (long long)count);
+        !hopper::make_map<2>(&kv_map, kv_data, 2, {columns, rows}, {64, unit})) {
+        fprintf(stderr, "run_kernel: no tensor map for q and %lld rows of pages\n", (long long)rows);
         return;
     }
     launch<C>(paged_prefill<kDim>, args.items, q_map, kv_map, args, pages);

@@ -74,9 +74,6 @@ inline void tma_load(void* to, const CUtensorMap* map, uint64_t* barrier, int x,
 inline void tma_load(void* to, const CUtensorMap* map, uint64_t* barrier, int x, int y, int z) {
     model::load_box(to, *map, barrier, {x, y, z}, false);
 }
-inline void tma_load(void* to, const CUtensorMap* map, uint64_t* barrier, int x, int y, int z, int u, int v) {
-    model::load_box(to, *map, barrier, {x, y, z, u, v}, false);
-}
 template <int kCluster>
 void tma_load_to_all(void* to, const CUtensorMap* map, uint64_t* barrier, int x, int y) {
     if (static_cast<int>(model::block().cluster.size()) != kCluster)
