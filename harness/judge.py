@@ -119,6 +119,7 @@ class _Trial:
         self._counts: dict[str, Any] = {}
         self.base = 0  # what every seed of the first set of data is moved by
         self._shift = 0
+        self._refused_for: list[Any] | None = None  # what the package's check held against ours when it said no
         self._truth: dict[str, Tensor] | None = None  # the reference on the data now in the buffers
         self.buffers: Buffers  # from _guard on
         self.names: list[str] = []
@@ -169,6 +170,7 @@ class _Trial:
         baseline = self._expected(first)
         if self.contract is not None:
             self._strict(first, "")
+            self._doubt_baseline()
         else:
             self._plain(first)
             self.ledger.note("no reference for this task: strict means finite, written, in bounds and repeatable")
@@ -333,6 +335,7 @@ class _Trial:
         self.ledger.judge(Verdict.PASS if good else Verdict.WRONG_ANSWER)
         if not good:
             self.ledger.refusal = f"the package's check says no{': ' + said.splitlines()[-1] if said else ''}"
+            self._refused_for = expected
         if said and (good or len(said.splitlines()) > 1):
             self.result.said = said
 
@@ -346,6 +349,17 @@ class _Trial:
             self.result.margin = max(self.result.margin or 0.0, agreement.margin)
             if agreement.finding is not None:
                 self.ledger.found(agreement.finding.verdict, agreement.finding.detail + label)
+
+    def _doubt_baseline(self) -> None:
+        """Where the check says no to an output that agrees with the reference, see whether the baseline does."""
+        expected, self._refused_for = self._refused_for, None
+        if expected is None or self.contract is None or self.ledger.findings:
+            return
+        truth, honest = self._reference(self.contract), self.contract.honest(*self.buffers.originals())
+        for name in self.contract.outputs:
+            finding = strict.compare(name, expected[self.names.index(name)], truth[name], honest[name]).finding
+            if finding is not None:
+                self.ledger.note(f"the kernel agrees with reference.py; the baseline does not: {finding.detail}")
 
     def _plain(self, outputs: dict[int, Tensor]) -> None:
         """Without a reference: every floating-point output finite."""

@@ -143,6 +143,17 @@ def test_a_right_kernel_passes_both_ways(bench: Bench) -> None:
     assert phases == ["generate", "inputs", "run", "baseline", "check", "strict", "generate", "run", "strict"]
 
 
+def test_a_baseline_that_is_wrong_itself_is_named(bench: Bench) -> None:
+    wrong = bench.package(**{"output.copy_(p @ v.float())": "output.copy_(p @ v.float()); output[3] += 1"})
+    result = bench.run(good, wrong)
+    assert (result.judge, result.strict) == (Verdict.WRONG_ANSWER, Verdict.PASS)
+    assert "the package's check says no" in result.detail
+    (note,) = [note for note in result.notes if "baseline" in note]
+    assert note.startswith("the kernel agrees with reference.py; the baseline does not: output[3, ")
+    strict_check = bench.package(**{"share >= 0.99": "False"})  # the baseline is right, and the check refuses all
+    assert not [note for note in bench.run(good, strict_check).notes if "baseline" in note]
+
+
 @pytest.mark.parametrize(
     ("make", "strict", "judged", "said"), WRONG, ids=[getattr(row[0](), "__name__", "stateful") for row in WRONG]
 )

@@ -5,7 +5,7 @@
 // multiplies Q with a tile, does the softmax and hands P over through shared memory; then warpgroups 1 and 2 each add
 // P times one half of the same tile's 512 columns to their half of the output. A second launch joins the parts.
 //
-// nvcc 13.0, -O3 -arch=sm_90a: 4 bytes of spills. Times are in the README.
+// nvcc 13.0, -O3, compute_90a: 4 bytes of spills. Times are in the README.
 
 #include "../../common/hopper.cuh"
 

@@ -6,7 +6,7 @@
 // does its softmax. Within a warpgroup the scores of the next tile and the output of this one are multiplied together,
 // and the softmax of the next tile runs while the output's product still does. P never leaves the registers.
 //
-// nvcc 13.0, -O3 -arch=sm_90a: no spills. Times are in the README.
+// nvcc 13.0, -O3, compute_90a: no spills. Times are in the README.
 
 #include "../../common/hopper_prefill.cuh"
 
