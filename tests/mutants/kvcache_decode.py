@@ -18,6 +18,8 @@ def _cuda(name: str, mistake: str, *changes: tuple[str, str], **more: object) ->
     return Mutant(name, "kvcache_decode", "cuda", mistake, changes, **more)
 
 
+_BY_TABLE = " " * 28 + "BlockTable[b, (start + n * BLOCK_N + j) // page_size],\n"
+_ROW = f"\n{_BY_TABLE}{' ' * 28}(start + n * BLOCK_N + j) % page_size,\n{' ' * 28}"
 _END = "    end = tl.minimum(begin + split_len, kv_len)\n"
 
 MUTANTS = (
@@ -34,11 +36,19 @@ MUTANTS = (
          "page_ids = block_table + sequence * tl.cdiv(kv_len, PAGE)"),
         cpu=(V.NON_FINITE, V.WRONG_ANSWER), cases=(3,)),
     _triton("splits_averaged", "joins the parts of a sequence without their weights",
-        ("        weight = tl.exp2(lse - new_maximum)\n",
-         "        weight = tl.where(part_valid, 1.0, 0.0)\n        new_maximum = maximum\n"),
+        ("                share = tl.exp2(lse - new_most)\n",
+         "                share = tl.where(part_valid, 1.0, 0.0)\n                new_most = most\n"),
         cpu=(V.WRONG_ANSWER,), cases=(2,), gpu_suite="judge", gpu_cases=(1,)),
-    _tilelang("first_kv_head_for_all", "every query head of a group reads KV head 0",
-        ("kv_head = head_tile // head_tiles\n", "kv_head = head_tile * 0\n"), cpu=(V.WRONG_ANSWER,), cases=(3,)),
+    _triton("merged_too_early", "merges in the block before the last one to finish",
+        ("== used_splits - 1:", "== tl.maximum(used_splits - 2, 0):"),
+        cpu=(V.NON_FINITE, V.WRONG_ANSWER), cases=(2,), gpu_suite="judge", gpu_cases=(1,)),
+    _triton("ticket_not_put_back", "leaves the tickets as they are, so that a second call never merges",
+        ("            tl.store(tickets + work, 0)  # for the next call\n", ""),
+        cpu=(V.UNWRITTEN_OUTPUT,), cases=(2,), gpu_suite="judge", gpu_cases=(1,)),
+    _tilelang("first_kv_head_for_all", "every query head reads K and V of KV head 0",
+        (f"                        K[{_ROW}kv_head,\n", f"                        K[{_ROW}0,\n"),
+        (f"                        V[{_ROW}kv_head,\n", f"                        V[{_ROW}0,\n"),
+        cpu=(V.WRONG_ANSWER,), cases=(3,)),
     _tilelang("half_of_the_splits", "joins only the first half of the parts of a sequence",
         ("weight[s] = T.if_then_else(s < num_splits, Lse", "weight[s] = T.if_then_else(s < num_splits // 2, Lse"),
         cpu=(V.WRONG_ANSWER,), cases=(2,), gpu_suite="judge", gpu_cases=(1,)),

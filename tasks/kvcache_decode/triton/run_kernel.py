@@ -5,15 +5,18 @@ page_block_size, num_heads_k, headdim), all bf16 and contiguous; cache_seqlens (
 block_table (batch_size, num_blocks // batch_size) int32, of which the entries past a sequence's last page are not read.
 Scale 1/sqrt(headdim). A sequence of length 0 gives 0. causal changes nothing for one query token.
 
-Algorithm: split-KV. Every sequence is cut into num_splits equal parts, so that the grid fills the chip whatever the
-batch; each part is one block's online softmax in base 2, and a second kernel merges the parts by their logarithms.
+Algorithm: split-KV in one launch. Every sequence is cut into num_splits equal parts, so that the grid fills the chip
+whatever the batch; each part is one block's online softmax in base 2. A block whose part is not all leaves its result
+in a workspace and takes a ticket; the last one of a sequence and KV head merges the parts by their logarithms, always
+in the same order, so that the result has the same bits every time.
 Query heads that share a KV head form the row tile of two matrix products (GQA). Without sharing there is nothing to
 multiply by tiles: each row of the K tile then runs an online softmax of its own, merged once at the end, so the loop
 has no exchange between warps. Page ids of the next tile are loaded while this one is computed.
 
 Bound: memory, batch_size * length * num_heads_k * headdim * 4 bytes. Workspace: 4 * (headdim + 1) bytes per query head
 and split, so at most that times multiprocessors * blocks * heads of a row tile: 0.4 MB on a C500 for 8 heads over 8 KV
-heads of 128, 1.7 MB for 32 over 4. It is kept, and never read before it is written.
+heads of 128, 1.7 MB for 32 over 4; and 4 bytes per sequence and row tile for the tickets, which are 0 between calls.
+It is kept; no result is read that the same call has not written.
 """
 
 import math
@@ -50,6 +53,7 @@ def decode_kernel(
     v_cache,
     output,
     partial,
+    tickets,
     cache_seqlens,
     block_table,
     batch_size,
@@ -64,6 +68,8 @@ def decode_kernel(
     SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    MERGE_HEADS: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
     # One program: one split of one sequence for one KV head and (at most) BLOCK_M of the query heads that share it.
@@ -74,23 +80,31 @@ def decode_kernel(
     PAGES_IN_STEP: tl.constexpr = BLOCK_N % PAGE == 0  # each key tile starts on a page: no division inside the loop
 
     # ---- which part of which sequence; the heads run side by side, since their keys lie side by side
-    program = tl.program_id(0)
-    kv_head = program // HEAD_TILES % HEADS_KV
-    first_head = kv_head * GROUP + program % HEAD_TILES * BLOCK_M
-    split = program // (HEAD_TILES * HEADS_KV) % num_splits
-    sequence = program // (HEAD_TILES * HEADS_KV) // num_splits
+    work = tl.program_id(0)  # row tile of a sequence
+    split = tl.program_id(1)
+    kv_head = work // HEAD_TILES % HEADS_KV
+    first_head = kv_head * GROUP + work % HEAD_TILES * BLOCK_M
+    sequence = work // (HEAD_TILES * HEADS_KV)
     kv_len = tl.load(cache_seqlens + sequence)
+    query = sequence.to(tl.int64) * HEADS_QO + first_head  # in units of one head's vector
+    dim = tl.arange(0, DIM_TILE)
+    dim_valid = dim < DIM
+    head = tl.arange(0, BLOCK_M)  # (BLOCK_M,) query head within the tile
+    head_valid = first_head + head < (kv_head + 1) * GROUP
+    head_mask = head_valid[:, None] & dim_valid[None, :]
+    # The query is loaded before anything needs the length, so that the two are on their way together.
+    if GROUP == 1:
+        q_row = tl.load(q + query * DIM + dim, mask=dim_valid, other=0.0).to(tl.float32) * scale_log2  # (DIM_TILE,)
+    else:
+        q_tile = tl.load(q + query * DIM + (head[:, None] * DIM + dim[None, :]), mask=head_mask, other=0.0)
     split_len = tl.cdiv(tl.cdiv(kv_len, num_splits), BLOCK_N) * BLOCK_N
     begin = split * split_len
     end = tl.minimum(begin + split_len, kv_len)
-    if begin >= (kv_len if SPLIT else 1):
-        return  # the combine kernel knows that this split is empty; an only split writes its zeros
+    if begin >= tl.maximum(kv_len, 1):
+        return  # an empty split; of an empty sequence the first one, which begins at 0, writes the zeros
 
     # ---- addresses: a 64-bit row for every key (the cache may pass 2^31 elements)
-    query = sequence.to(tl.int64) * HEADS_QO + first_head  # in units of one head's vector
     key = tl.arange(0, BLOCK_N)  # (BLOCK_N,) key within the tile
-    dim = tl.arange(0, DIM_TILE)
-    dim_valid = dim < DIM
     k_base = k_cache + kv_head * DIM
     v_base = v_cache + kv_head * DIM
     page_ids = block_table + sequence * table_width
@@ -100,7 +114,6 @@ def decode_kernel(
 
     # A running maximum starts finite: what has seen no key yet then has exp2(-inf - maximum) = 0, never NaN.
     if GROUP == 1:
-        q_row = tl.load(q + query * DIM + dim, mask=dim_valid, other=0.0).to(tl.float32) * scale_log2  # (DIM_TILE,)
         maximum = tl.full([BLOCK_N], -1.0e38, tl.float32)  # (BLOCK_N,) of scaled scores, base 2
         total = tl.zeros([BLOCK_N], tl.float32)  # (BLOCK_N,)
         acc = tl.zeros([BLOCK_N, DIM_TILE], tl.float32)  # (BLOCK_N, DIM_TILE)
@@ -140,10 +153,6 @@ def decode_kernel(
         else:
             tl.store(output + query * DIM + dim, result.to(output.dtype.element_ty), mask=dim_valid)
     else:
-        head = tl.arange(0, BLOCK_M)  # (BLOCK_M,) query head within the tile
-        head_valid = first_head + head < (kv_head + 1) * GROUP
-        head_mask = head_valid[:, None] & dim_valid[None, :]
-        q_tile = tl.load(q + query * DIM + (head[:, None] * DIM + dim[None, :]), mask=head_mask, other=0.0)
         maximum = tl.full([BLOCK_M], -1.0e38, tl.float32)  # (BLOCK_M,) of scaled scores, base 2
         total = tl.zeros([BLOCK_M], tl.float32)  # (BLOCK_M,)
         acc = tl.zeros([BLOCK_M, DIM_TILE], tl.float32)  # (BLOCK_M, DIM_TILE)
@@ -186,53 +195,38 @@ def decode_kernel(
             out_offset = head[:, None] * DIM + dim[None, :]
             tl.store(output + query * DIM + out_offset, acc.to(output.dtype.element_ty), mask=head_mask)
 
-
-@triton.jit
-def combine_kernel(
-    partial,
-    output,
-    cache_seqlens,
-    batch_size,
-    num_splits,
-    HEADS_QO: tl.constexpr,
-    DIM: tl.constexpr,
-    DIM_TILE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-):
-    # One program: one query head of one sequence. partial (batch_size, HEADS_QO, num_splits, DIM) holds each split's
-    # output, and behind it (batch_size, HEADS_QO, num_splits) holds the base-2 logarithm of its sum of weights.
-    query = tl.program_id(0).to(tl.int64)
-    kv_len = tl.load(cache_seqlens + query // HEADS_QO)
-    split_len = tl.cdiv(tl.cdiv(kv_len, num_splits), BLOCK_N) * BLOCK_N  # as in decode_kernel
-    used_splits = tl.cdiv(kv_len, tl.maximum(split_len, 1))
-    part = tl.arange(0, BLOCK_S)  # (BLOCK_S,) split within the step
-    dim = tl.arange(0, DIM_TILE)
-    dim_valid = dim < DIM
-    out_base = partial + query * num_splits * DIM
-    lse_base = partial + batch_size * HEADS_QO * num_splits * DIM + query * num_splits
-
-    # ---- one running merge per row of the step, as in decode_kernel
-    maximum = tl.full([BLOCK_S], -1.0e38, tl.float32)  # (BLOCK_S,)
-    total = tl.zeros([BLOCK_S], tl.float32)  # (BLOCK_S,)
-    acc = tl.zeros([BLOCK_S, DIM_TILE], tl.float32)  # (BLOCK_S, DIM_TILE)
-    for s in range(0, used_splits, BLOCK_S):
-        part_valid = s + part < used_splits
-        lse = tl.load(lse_base + s + part, mask=part_valid, other=float("-inf"))
-        part_mask = part_valid[:, None] & dim_valid[None, :]
-        part_out = tl.load(out_base + (s + part)[:, None] * DIM + dim[None, :], mask=part_mask, other=0.0)
-        new_maximum = tl.maximum(maximum, lse)
-        weight = tl.exp2(lse - new_maximum)
-        rescale = tl.exp2(maximum - new_maximum)
-        total = total * rescale + weight
-        acc = acc * rescale[:, None] + weight[:, None] * part_out
-        maximum = new_maximum
-
-    # ---- merge the rows, epilogue: no key at all gives 0
-    weight = tl.exp2(maximum - tl.max(maximum, axis=0))
-    all_total = tl.sum(total * weight, axis=0)
-    result = tl.sum(acc * weight[:, None], axis=0) / tl.where(all_total > 0.0, all_total, 1.0)  # (DIM_TILE,)
-    tl.store(output + query * DIM + dim, result.to(output.dtype.element_ty), mask=dim_valid)
+    # ---- merge: the last block of this row tile to finish sees what all of them have stored
+    if SPLIT:
+        used_splits = tl.maximum(tl.cdiv(kv_len, tl.maximum(split_len, 1)), 1)  # the others have no keys
+        tl.debug_barrier()  # the block has stored its part, so one thread may take the ticket for all
+        if tl.atomic_add(tickets + work, 1, sem="acq_rel") == used_splits - 1:
+            tl.store(tickets + work, 0)  # for the next call
+            part_row = tl.arange(0, BLOCK_S)[:, None]  # (BLOCK_S, 1) split within the step
+            row_head = tl.arange(0, MERGE_HEADS)  # (MERGE_HEADS,)
+            row_valid = first_head + row_head < (kv_head + 1) * GROUP
+            # Each row of the step has a running merge of its own. The parts are read past the first-level cache.
+            most = tl.full([BLOCK_S, MERGE_HEADS], -1.0e38, tl.float32)
+            sums = tl.zeros([BLOCK_S, MERGE_HEADS], tl.float32)
+            merged = tl.zeros([BLOCK_S, MERGE_HEADS, DIM_TILE], tl.float32)
+            for s in tl.range(0, used_splits, BLOCK_S, num_stages=1):
+                part_valid = (s + part_row < used_splits) & row_valid[None, :]
+                row = (query + row_head[None, :]) * num_splits + (s + part_row)  # (BLOCK_S, MERGE_HEADS)
+                lse = tl.load(lse_base + row, mask=part_valid, other=float("-inf"), cache_modifier=".cg")
+                part_mask = part_valid[:, :, None] & dim_valid[None, None, :]
+                part_place = partial + row[:, :, None] * DIM + dim[None, None, :]
+                part_out = tl.load(part_place, mask=part_mask, other=0.0, cache_modifier=".cg")
+                new_most = tl.maximum(most, lse)
+                share = tl.exp2(lse - new_most)
+                shrink = tl.exp2(most - new_most)
+                sums = sums * shrink + share
+                merged = merged * shrink[:, :, None] + share[:, :, None] * part_out
+                most = new_most
+            share = tl.exp2(most - tl.max(most, axis=0)[None, :])
+            row_sum = tl.sum(sums * share, axis=0)  # (MERGE_HEADS,)
+            row_out = tl.sum(merged * share[:, :, None], axis=0) / row_sum[:, None]  # (MERGE_HEADS, DIM_TILE)
+            row_mask = row_valid[:, None] & dim_valid[None, :]
+            row_place = output + query * DIM + (row_head[:, None] * DIM + dim[None, :])
+            tl.store(row_place, row_out.to(output.dtype.element_ty), mask=row_mask)
 
 
 def run_kernel(
@@ -270,19 +264,27 @@ def run_kernel(
     num_splits = most_splits if num_splits > most_splits else num_splits
     num_splits = num_splits if num_splits > 1 else 1
     partial = output
+    tickets = cache_seqlens
     if num_splits > 1:
         size = batch_size * num_heads * num_splits * (headdim + 1)
         partial = WORKSPACE.get("partial")
         if partial is None or partial.numel() < size or partial.device != q.device:
             partial = torch.empty(size, dtype=torch.float32, device=q.device)
             WORKSPACE["partial"] = partial
+        tickets = WORKSPACE.get("tickets")
+        if tickets is None or tickets.numel() < grid or tickets.device != q.device:
+            tickets = torch.zeros(grid, dtype=torch.int32, device=q.device)
+            WORKSPACE["tickets"] = tickets
 
-    decode_kernel[(grid * num_splits,)](
+    merge_heads = triton.next_power_of_2(group) if group < block_m else block_m
+    block_s = 4096 // (merge_heads * dim_tile)  # 32 accumulators for each of 128 threads
+    decode_kernel[(grid, num_splits)](
         q,
         k_cache_paged,
         v_cache_paged,
         output,
         partial,
+        tickets,
         cache_seqlens,
         block_table,
         batch_size,
@@ -297,21 +299,9 @@ def run_kernel(
         SPLIT=num_splits > 1,
         BLOCK_M=block_m,
         BLOCK_N=block_n,
+        BLOCK_S=block_s if block_s > 1 else 1,
+        MERGE_HEADS=merge_heads,
         NUM_STAGES=num_stages,
         num_warps=num_warps,
         num_stages=num_stages,
     )
-    if num_splits > 1:
-        combine_kernel[(batch_size * num_heads,)](
-            partial,
-            output,
-            cache_seqlens,
-            batch_size,
-            num_splits,
-            HEADS_QO=num_heads,
-            DIM=headdim,
-            DIM_TILE=dim_tile,
-            BLOCK_N=block_n,
-            BLOCK_S=32 if dim_tile <= 256 else 16,
-            num_warps=4,
-        )
