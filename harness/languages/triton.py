@@ -34,11 +34,15 @@ def load(path: Path, arguments: Sequence[str], device: Device, variant: str, set
     if interpreted == device.is_gpu:
         wanted = "must not be set" if device.is_gpu else "must be set to 1 before Triton is imported"
         raise KitError(f"TRITON_INTERPRET {wanted} to run on {device.kind}.", ExitCode.ENVIRONMENT)
-    if variant == "hopper":
-        _needs_gluon(device)
     if interpreted:
         importlib.import_module("harness.cpu.triton_interpreter").install()
-    function = load_run_kernel(path, arguments, device, settings)
+    if variant != "hopper":
+        function = load_run_kernel(path, arguments, device, settings)
+    elif device.is_gpu:
+        _needs_gluon()
+        function = load_run_kernel(path, arguments, device, settings)
+    else:
+        function = importlib.import_module("harness.cpu.gluon_model").load(path, arguments, settings)
 
     def run(args: Sequence[Any]) -> None:
         try:
@@ -52,11 +56,8 @@ def load(path: Path, arguments: Sequence[str], device: Device, variant: str, set
     return Submission("triton", path, run)
 
 
-def _needs_gluon(device: Device) -> None:
-    """KitError where a Hopper variant cannot run: without a GPU, or with a Triton that lacks Gluon for Hopper."""
-    if not device.is_gpu:
-        message = "the Hopper variants in Triton need an NVIDIA GPU of compute capability 9.x; LANG=cuda has a model."
-        raise KitError(message, ExitCode.NEEDS_DEVICE)
+def _needs_gluon() -> None:
+    """KitError where Triton lacks what the Hopper variants need."""
     try:
         importlib.import_module("triton.experimental.gluon.language.nvidia.hopper")
         importlib.import_module("triton.experimental.gluon.nvidia.hopper")

@@ -39,10 +39,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-# (MIN_CHUNK in tiles of 64 tokens, PROGRAMS that should fill the chip: one per multiprocessor of an H100 or H200).
-# Shared memory: Q 72 KiB, two stages of 72 KiB, P 8 KiB: 224 of 227.
-TUNING = {"sm90": (1, 132)}
+# MIN_CHUNK in tiles of 64 tokens. Shared memory: Q 72 KiB, two stages of 72 KiB, P 8 KiB: 224 of 227.
+TUNING = {"sm90": 1}
 DEVICE = "sm90"
+PROGRAMS = 132  # that should fill the chip: one per multiprocessor of an H100 or H200
 SCALE_LOG2 = 1.4426950408889634 / math.sqrt(512 + 64)  # log2(e): exp(x) = exp2(x log2(e))
 PLANS = {}
 
@@ -380,10 +380,10 @@ def run_kernel(
             *(num_heads, head_dim_ckv, head_dim_kpe, page_size, causal),
         )
         return
-    min_chunk, programs = TUNING[DEVICE]
+    min_chunk = TUNING[DEVICE]
     head_tiles = (num_heads + 63) // 64
     # Enough slots to fill the chip, two per sequence at least; no more programs than chunks there can be.
-    capacity = max(programs // head_tiles, 2 * batch_size)
+    capacity = max(PROGRAMS // head_tiles, 2 * batch_size)
     slots = min(kv_indices.shape[0] * page_size // (min_chunk * 64) + batch_size, capacity)
     width = min(max(1 << ((16384 * batch_size - 1) // slots).bit_length(), 128), 2048)
     key = (capacity, batch_size, num_heads, page_size, width, min_chunk, q_nope.get_device())

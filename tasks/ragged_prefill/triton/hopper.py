@@ -50,6 +50,10 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 TUNING = {"sm90": (128, 2, 240)}
 DEVICE = "sm90"
 PROGRAMS = 132  # one per multiprocessor of an H100 or H200; where there are fewer, the last ones find nothing to do
+# Tiles of rows per program from which on this is used: with fewer nothing hides a program's start and its last tile,
+# while run_kernel.py has two smaller programs on a multiprocessor. H200, 32 / 4 heads, b1 s1024 (260 tiles), by events
+# around the call: 0.030 ms against 0.043, where part of the difference was the host's launch, much longer then.
+FEWEST = 2
 RING = 64
 TURNS = itertools.count()
 PLANS = {}
@@ -406,13 +410,9 @@ def _portable():
 
 
 def _taken(num_items, batch_size, keys, group, dim_qk, dim_vo, addresses):
-    """Whether the fast path takes a call: what it can do, and where it is the faster one.
-
-    With less than two tiles of rows per program nothing hides a program's start and its last tile, while run_kernel.py
-    has two smaller programs on a multiprocessor: 0.030 ms against 0.043 for 32 / 4 heads, b1 s1024 (H200).
-    """
+    """Whether the fast path takes a call: what it can do, and enough work to be the faster one."""
     able = dim_qk == dim_vo and dim_qk in (64, 128) and group in (1, 2, 4, 8, 16, 32, 64)
-    return able and addresses % 16 == 0 and keys > 0 and batch_size <= 256 and num_items >= 2 * PROGRAMS
+    return able and addresses % 16 == 0 and keys > 0 and batch_size <= 256 and num_items >= FEWEST * PROGRAMS
 
 
 def run_kernel(
