@@ -29,7 +29,7 @@ AGREEMENT = 0.02  # between the medians of two windows, for the device to count 
 WARM_UP_S = 4.0  # after which rounds count though no two windows agreed
 WINDOW_S, WINDOW_ROUNDS = 0.25, 25
 LEAST_ROUNDS = 6  # whatever they cost
-HOST_CALLS, HOST_S = 1000, 2.0
+HOST_CALLS, HOST_SHARE = 1000, 0.2  # calls back to back, and the share of the budget that they may take
 
 _clock = time.perf_counter
 _random = random.SystemRandom()  # which calls are looked at is not to be foreseen
@@ -90,10 +90,10 @@ def time_pair(ours: Call, peer: Call | None, budget_s: float, hooks: Hooks | Non
     return Pair(first, second, value, low, high, series.wrong, first.stopped, first.notes)
 
 
-def host_time(call: Call) -> tuple[float, int]:
+def host_time(call: Call, budget_s: float) -> tuple[float, int]:
     """Mean ms of calls back to back by the host's clock, all they enqueue included, and of how many calls."""
     seconds = _batch_s(call, 3) / 3
-    number = max(3, min(HOST_CALLS, int(HOST_S / max(seconds, 1e-9))))
+    number = max(3, min(HOST_CALLS, int(budget_s / max(seconds, 1e-9))))
     return _batch_s(call, number) / number * 1e3, number
 
 
@@ -136,7 +136,7 @@ class _Series:
         for kind, call in enumerate(self.calls):
             if kind == 0:
                 self.hooks.before()
-            host_ms, host_calls = host_time(call)
+            host_ms, host_calls = host_time(call, HOST_SHARE * budget_s)
             if kind == 0:
                 self.made += host_calls
                 self._look()
