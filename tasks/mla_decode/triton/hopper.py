@@ -22,10 +22,10 @@ Barriers, all phases start at 0; j counts the chunk's tiles, T of them:
 Partial outputs lie in a workspace that is kept, so calls must come one after another, from one thread on one stream.
 """
 
-import importlib.util
 import math
 import pathlib
 import sys
+import types
 
 import torch
 import triton
@@ -334,11 +334,11 @@ def _portable():
     """The module of run_kernel.py beside this file, loaded once."""
     name = __name__ + "_portable"
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, pathlib.Path(__file__).with_name("run_kernel.py"))
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        path = pathlib.Path(__file__).with_name("run_kernel.py")
+        module = sys.modules[name] = types.ModuleType(name)
+        module.__file__ = str(path)
+        exec(compile(path.read_bytes(), path, "exec"), vars(module))  # import could take a .pyc older than the file
         module.DEVICE = DEVICE
-        sys.modules[name] = module
     return sys.modules[name]
 
 

@@ -24,11 +24,11 @@ So up to RING launches may be under way at once, on whatever streams. A kernel t
 CUDA lets no process go on after that. Calls must come from one host thread at a time.
 """
 
-import importlib.util
 import itertools
 import math
 import pathlib
 import sys
+import types
 
 import torch
 from triton.experimental import gluon
@@ -260,12 +260,13 @@ def _announce(work, work_full, work_empty, count, tile_row, q_start, q_len, kv_l
 # fmt: off
 @gluon.jit
 def _load_tile(
-    desc, smem, full, empty, f, n, kv_head, page_ids, last_page, IS_V: gl.constexpr, DIM: gl.constexpr,
-    PAGE: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    pool, smem, full, empty, f, n, IS_V: gl.constexpr, DIM: gl.constexpr, PAGE: gl.constexpr, BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr,
 ):
     # fmt: on
     # Key tile f of this program's life: keys n .. n + BLOCK_N - 1 of the sequence, in boxes of ROWS keys by 64 columns.
     # Past the last page that one is fetched again: its keys are masked and its values cleared.
+    desc, column, page_ids, last_page = pool
     ROWS: gl.constexpr = PAGE if PAGE < BLOCK_N else BLOCK_N
     BOXES: gl.constexpr = BLOCK_N // ROWS
     PARTS: gl.constexpr = DIM // 64
@@ -281,7 +282,7 @@ def _load_tile(
     for r in gl.static_range(BOXES):
         for part in gl.static_range(PARTS):
             box = boxes.index((stage * PARTS + part) * BOXES + r)
-            place = [pool_rows[r], kv_head * DIM + part * 64]
+            place = [pool_rows[r], column + part * 64]
             tma.async_copy_global_to_shared(desc, place, full.index(stage), box)
 
 
@@ -333,23 +334,18 @@ def _producer(
                 q_token = q_start + (tile_row + side * 64) // GROUP
                 tma.async_copy_global_to_shared(q_desc, [q_token, kv_head * GROUP, 0], q_full, q_smem.index(side))
             # ---- K of tile i goes out before V of tile i - 1: the order in which they are read
+            pool = (kv_desc, kv_head * DIM, page_ids, last_page)
             for i in range(0, num_tiles + 1):
                 n = (num_tiles - 1 - i) * BLOCK_N
                 if i < num_tiles:
-                    # fmt: off
-                    _load_tile(
-                        kv_desc, k_smem, k_full, k_empty, base + i, n, kv_head, page_ids, last_page,
-                        0, DIM, PAGE, BLOCK_N, STAGES)
-                    # fmt: on
+                    _load_tile(pool, k_smem, k_full, k_empty, base + i, n, 0, DIM, PAGE, BLOCK_N, STAGES)
                     if DYNAMIC:  # noqa: SIM102 (of an `and` both sides would be compiled)
                         if i == num_tiles - 1:  # late enough to be fair, early enough to be here in time
                             following = gl.atomic_add(counter, 1, sem="relaxed")
                 if i > 0:
-                    # fmt: off
                     _load_tile(
-                        kv_desc, v_smem, v_full, v_empty, base + i - 1, n + BLOCK_N, kv_head, page_ids, last_page,
-                        1, DIM, PAGE, BLOCK_N, STAGES)
-                    # fmt: on
+                        pool, v_smem, v_full, v_empty, base + i - 1, n + BLOCK_N, 1, DIM, PAGE, BLOCK_N, STAGES
+                    )
             base += num_tiles
             count += 1
         elif DYNAMIC:
@@ -360,6 +356,14 @@ def _producer(
         if gl.atomic_add(counter + 1, 1) == gl.num_programs(0) - 1:
             gl.store(counter, 0)
             gl.store(counter + 1, 0)
+
+
+@gluon.jit
+def _barriers(NUMBER: gl.constexpr, ARRIVALS: gl.constexpr):
+    barriers = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], mbarrier.MBarrierLayout())
+    for place in gl.static_range(NUMBER):
+        mbarrier.init(barriers.index(place), count=ARRIVALS)
+    return barriers
 
 
 # fmt: off
@@ -377,30 +381,19 @@ def prefill_kernel(
     GROUP: gl.constexpr = HEADS_QO // HEADS_KV
     TILE: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     BOX: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
-    BAR: gl.constexpr = mbarrier.MBarrierLayout()
     q_smem = gl.allocate_shared_memory(gl.bfloat16, [2, 64 // GROUP, GROUP, DIM], BOX)
     o_smem = gl.allocate_shared_memory(gl.bfloat16, [2, 64, DIM], TILE)
     k_smem = gl.allocate_shared_memory(gl.bfloat16, [STAGES, BLOCK_N, DIM], TILE)
     v_smem = gl.allocate_shared_memory(gl.bfloat16, [STAGES, BLOCK_N, DIM], TILE)
     work = gl.allocate_shared_memory(gl.int32, [16, 1], gl.SwizzledSharedLayout(1, 1, 1, order=[0]))
-    q_full = gl.allocate_shared_memory(gl.int64, [1], BAR)
-    q_empty = gl.allocate_shared_memory(gl.int64, [1], BAR)
-    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BAR)
-    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BAR)
-    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BAR)
-    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BAR)
-    work_full = gl.allocate_shared_memory(gl.int64, [2, 1], BAR)
-    work_empty = gl.allocate_shared_memory(gl.int64, [2, 1], BAR)
-    mbarrier.init(q_full, count=1)
-    mbarrier.init(q_empty, count=2)
-    for s in gl.static_range(STAGES):
-        mbarrier.init(k_full.index(s), count=1)
-        mbarrier.init(v_full.index(s), count=1)
-        mbarrier.init(k_empty.index(s), count=2)
-        mbarrier.init(v_empty.index(s), count=2)
-    for s in gl.static_range(2):
-        mbarrier.init(work_full.index(s), count=1)
-        mbarrier.init(work_empty.index(s), count=2)
+    q_full = _barriers(1, 1).index(0)
+    q_empty = _barriers(1, 2).index(0)
+    k_full = _barriers(STAGES, 1)
+    k_empty = _barriers(STAGES, 2)
+    v_full = _barriers(STAGES, 1)
+    v_empty = _barriers(STAGES, 2)
+    work_full = _barriers(2, 1)
+    work_empty = _barriers(2, 2)
     fence_async_shared()
     memory = (q_smem, k_smem, v_smem, work)
     barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty, work_full, work_empty)
@@ -449,11 +442,11 @@ def _portable():
     """The module of run_kernel.py beside this file, loaded once."""
     name = __name__ + "_portable"
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, pathlib.Path(__file__).with_name("run_kernel.py"))
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        path = pathlib.Path(__file__).with_name("run_kernel.py")
+        module = sys.modules[name] = types.ModuleType(name)
+        module.__file__ = str(path)
+        exec(compile(path.read_bytes(), path, "exec"), vars(module))  # import could take a .pyc older than the file
         module.DEVICE = DEVICE
-        sys.modules[name] = module
     return sys.modules[name]
 
 

@@ -26,11 +26,11 @@ So up to RING launches may be under way at once, on whatever streams. A kernel t
 CUDA lets no process go on after that. Calls must come from one host thread at a time.
 """
 
-import importlib.util
 import itertools
 import math
 import pathlib
 import sys
+import types
 
 import torch
 from triton.experimental import gluon
@@ -317,6 +317,14 @@ def _producer(
         gl.store(counter + 1, 0)
 
 
+@gluon.jit
+def _barriers(NUMBER: gl.constexpr, ARRIVALS: gl.constexpr):
+    barriers = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], mbarrier.MBarrierLayout())
+    for place in gl.static_range(NUMBER):
+        mbarrier.init(barriers.index(place), count=ARRIVALS)
+    return barriers
+
+
 # fmt: off
 @gluon.jit(
     do_not_specialize=["turn", "batch_size", "num_items"], do_not_specialize_on_alignment=["qo_indptr", "kv_indptr"]
@@ -330,30 +338,19 @@ def prefill_kernel(
     GROUP: gl.constexpr = HEADS_QO // HEADS_KV
     TILE: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     BOX: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
-    BAR: gl.constexpr = mbarrier.MBarrierLayout()
     q_smem = gl.allocate_shared_memory(gl.bfloat16, [2, 64 // GROUP, GROUP, DIM], BOX)
     o_smem = gl.allocate_shared_memory(gl.bfloat16, [2, 64, DIM], TILE)
     k_smem = gl.allocate_shared_memory(gl.bfloat16, [STAGES, BLOCK_N, DIM], TILE)
     v_smem = gl.allocate_shared_memory(gl.bfloat16, [STAGES, BLOCK_N, DIM], TILE)
     work = gl.allocate_shared_memory(gl.int32, [16, 1], gl.SwizzledSharedLayout(1, 1, 1, order=[0]))
-    q_full = gl.allocate_shared_memory(gl.int64, [1], BAR)
-    q_empty = gl.allocate_shared_memory(gl.int64, [1], BAR)
-    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BAR)
-    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BAR)
-    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BAR)
-    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BAR)
-    work_full = gl.allocate_shared_memory(gl.int64, [2, 1], BAR)
-    work_empty = gl.allocate_shared_memory(gl.int64, [2, 1], BAR)
-    mbarrier.init(q_full, count=1)
-    mbarrier.init(q_empty, count=2)
-    for s in gl.static_range(STAGES):
-        mbarrier.init(k_full.index(s), count=1)
-        mbarrier.init(v_full.index(s), count=1)
-        mbarrier.init(k_empty.index(s), count=2)
-        mbarrier.init(v_empty.index(s), count=2)
-    for s in gl.static_range(2):
-        mbarrier.init(work_full.index(s), count=1)
-        mbarrier.init(work_empty.index(s), count=2)
+    q_full = _barriers(1, 1).index(0)
+    q_empty = _barriers(1, 2).index(0)
+    k_full = _barriers(STAGES, 1)
+    k_empty = _barriers(STAGES, 2)
+    v_full = _barriers(STAGES, 1)
+    v_empty = _barriers(STAGES, 2)
+    work_full = _barriers(2, 1)
+    work_empty = _barriers(2, 2)
     fence_async_shared()
     memory = (q_smem, k_smem, v_smem, work)
     barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty, work_full, work_empty)
@@ -401,11 +398,11 @@ def _portable():
     """The module of run_kernel.py beside this file, loaded once."""
     name = __name__ + "_portable"
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, pathlib.Path(__file__).with_name("run_kernel.py"))
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        path = pathlib.Path(__file__).with_name("run_kernel.py")
+        module = sys.modules[name] = types.ModuleType(name)
+        module.__file__ = str(path)
+        exec(compile(path.read_bytes(), path, "exec"), vars(module))  # import could take a .pyc older than the file
         module.DEVICE = DEVICE
-        sys.modules[name] = module
     return sys.modules[name]
 
 
