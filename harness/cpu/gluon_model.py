@@ -138,8 +138,12 @@ class Pointer:
 
 
 def _load(pointer: Pointer, mask: Any = None, other: Any = None) -> Tensor:
-    offset, live = pointer.places(mask, "load")
     dtype = pointer.tensor.dtype
+    if mask is None and (isinstance(pointer.offset, int) or pointer.offset.ndim == 0):
+        place = int(pointer.offset)  # one element, without the arithmetic of many
+        if 0 <= place < pointer.tensor.numel():
+            return pointer.tensor[place].clone()
+    offset, live = pointer.places(mask, "load")
     rest = float("nan") if dtype.is_floating_point else -77
     out = torch.full(offset.shape, rest if other is None else other, dtype=dtype)
     out[live] = pointer.tensor[offset[live]]
@@ -222,14 +226,15 @@ class TensorDescriptor:
     def __init__(self, base: Tensor, shape: list[int], strides: list[int], block_shape: list[int], layout: Any) -> None:
         self.base, self.shape, self.strides, self.block_shape = base, shape, strides, block_shape
 
-    def box(self, corner: Sequence[Any]) -> Tensor:
-        offset, inside = torch.zeros((), dtype=torch.long), torch.ones((), dtype=torch.bool)
-        for start, size, stride, block in zip(corner, self.shape, self.strides, self.block_shape, strict=True):
-            place = int(start) + torch.arange(block)
-            inside = inside[..., None] & (place >= 0) & (place < size)
-            offset = offset[..., None] + place.clamp(0, size - 1) * stride
-        data = self.base.view(-1)
-        return torch.where(inside, data[offset], torch.zeros((), dtype=data.dtype))
+    def box(self, corner: Sequence[int]) -> Tensor:
+        values = torch.zeros(self.block_shape, dtype=self.base.dtype)
+        begin = [max(start, 0) for start in corner]
+        end = [min(at + block, size) for at, block, size in zip(corner, self.block_shape, self.shape, strict=True)]
+        if all(first < last for first, last in zip(begin, end, strict=True)):
+            inside = tuple(map(slice, begin, end))
+            there = tuple(slice(b - at, e - at) for at, b, e in zip(corner, begin, end, strict=True))
+            values[there] = self.base.as_strided(self.shape, self.strides)[inside]
+        return values
 
 
 def _tma_load(descriptor: TensorDescriptor, corner: Sequence[Any], barrier: Memory, memory: Memory) -> None:
