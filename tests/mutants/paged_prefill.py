@@ -56,10 +56,11 @@ MUTANTS = (
         ("(num_pages - 1) * args.page_size + args.last_page_len[sequence] : 0;", "num_pages * args.page_size : 0;"),
         cpu=(V.NON_FINITE,)),
     _cuda("page_table_ignored", "takes logical page i for physical page i",
-        ("static_cast<uint32_t>(args.kv_indices[page_begin + page])", "static_cast<uint32_t>(page_begin + page)"),
+        ("args.kv_indices[page_begin + page] : 0;", "page_begin + page : 0;"),
         cpu=_DEAD),
-    _cuda("missing_barrier", "no barrier between storing V and multiplying with it",
-        ("        arch::sync_block();  // V is there, and no wave reads this K any more\n", ""),
+    # On a GPU the first step shows it: Q too is read there when a wave's own share of it has come.
+    _cuda("missing_barrier", "no barrier between storing K and reading it, nor between reading V and fetching the next",
+        ("        arch::sync_block();  // K is there, and no wave reads the last V any more\n", ""),
         cpu=(V.RACE,), gpu=(V.WRONG_ANSWER, V.NON_FINITE, V.NONDETERMINISTIC), cases=(2,),
-        gpu_suite="judge", gpu_cases=(1,)),
+        gpu_suite="live", gpu_cases=(1,)),
 )  # fmt: skip

@@ -19,7 +19,8 @@ cudaError_t set_dynamic_shared_limit(const void*, int bytes) {
     if (bytes < 0 || size_t(bytes) > kSharedLimit) {
         set_fault("RESOURCE_LIMIT",
                   "cudaFuncSetAttribute asks for " + std::to_string(bytes) +
-                      " bytes of dynamic shared memory; a C500 has 65536 per block",
+                      " bytes of dynamic shared memory; a " + kSharedOwner + " has " +
+                      std::to_string(kSharedLimit) + " per block",
                   nullptr, 0);
         return note(cudaErrorInvalidValue);
     }

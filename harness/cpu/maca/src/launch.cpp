@@ -88,7 +88,8 @@ void launch(const Grid& grid, void (*entry)(const void*), const void* closure) {
         g.error = cudaErrorInvalidValue;
         set_fault("RESOURCE_LIMIT",
                   "the launch asks for " + std::to_string(grid.shared_bytes) +
-                      " bytes of dynamic shared memory; a C500 has 65536 per block",
+                      " bytes of dynamic shared memory; a " + kSharedOwner + " has " +
+                      std::to_string(kSharedLimit) + " per block",
                   nullptr, 0);
         return;
     }

@@ -157,7 +157,7 @@ void declare_shared(const char* name, const void* address, size_t bytes, const c
     if (g.current == nullptr || static_used + g.grid.shared_bytes <= kSharedLimit) return;
     fail("RESOURCE_LIMIT",
          "the block has " + std::to_string(static_used + g.grid.shared_bytes) +
-             " bytes of shared memory; a C500 has 65536 per block",
+             " bytes of shared memory; a " + kSharedOwner + " has " + std::to_string(kSharedLimit) + " per block",
          file, line);
 }
 
