@@ -204,7 +204,7 @@ FAULTS = [
     ),
     ("ragged_prefill", "no rescaling", "acc = acc * gl.convert_layout(rescale, O_ROWS)[:, None]", "pass", "wrong"),
     ("paged_prefill", "no tail cleared", "if kv_len - n < BLOCK_N:", "if False:", "wrong"),
-    ("ragged_prefill", "no fence", "    fence_async_shared()\n    gl.thread", "    gl.thread", "RACE"),
+    ("ragged_prefill", "no fence", "    fence_async_shared()\n    THREAD", "    THREAD", "RACE"),
     (
         *("ragged_prefill", "released before the product is done"),
         "scores = warpgroup_mma_wait(1, deps=[scores])\n                mbarrier.arrive(k_empty.index(stage))",

@@ -40,7 +40,7 @@ def test_a_triton_without_gluon_is_one_sentence(monkeypatch: pytest.MonkeyPatch)
         return real(name)
 
     monkeypatch.setattr(triton.importlib, "import_module", missing)
-    with pytest.raises(KitError, match=r"need Gluon, as in Triton 3\.6, and this is \d") as caught:
+    with pytest.raises(KitError, match=r"need Gluon, as in Triton 3\.6 and 3\.7, and this is \d") as caught:
         triton._needs_gluon()
     assert caught.value.code == ExitCode.ENVIRONMENT
 

@@ -63,7 +63,7 @@ def _needs_gluon() -> None:
         importlib.import_module("triton.experimental.gluon.nvidia.hopper")
     except ImportError as error:
         version = getattr(importlib.import_module("triton"), "__version__", "of no version")
-        message = f"the Hopper variants in Triton need Gluon, as in Triton 3.6, and this is {version} ({error})."
+        message = f"Hopper variants in Triton need Gluon, as in Triton 3.6 and 3.7, and this is {version} ({error})."
         raise KitError(message, ExitCode.ENVIRONMENT) from error
 
 

@@ -1,6 +1,6 @@
 """Multi-head latent attention, decode, in Gluon, for NVIDIA Hopper alone: run_kernel.py beside this file is to paste.
 
-Contract: that of run_kernel.py. Needs Triton 3.6 with Gluon and compute capability 9.x.
+Contract: that of run_kernel.py. Needs Triton 3.6 or 3.7 with Gluon and compute capability 9.x.
 
 Taken here: head_dim_ckv 512, head_dim_kpe 64, at most 1024 sequences, tensors aligned to 16 bytes. All else goes to
 run_kernel.py.
@@ -45,6 +45,7 @@ DEVICE = "sm90"
 PROGRAMS = 132  # that should fill the chip: one per multiprocessor of an H100 or H200
 SCALE_LOG2 = 1.4426950408889634 / math.sqrt(512 + 64)  # log2(e): exp(x) = exp2(x log2(e))
 PLANS = {}
+THREAD_BARRIER = getattr(gl, "thread_barrier", None) or gl.barrier  # renamed by Triton 3.7
 
 
 @gluon.jit
@@ -291,7 +292,7 @@ def mla_gluon_kernel(
     pointers_r = q_pe + first_row * 64 + (head_r[:, None] * 64 + column_r[None, :])
     q_rope.store(gl.load(pointers_r, mask=(head_r < HEADS)[:, None], other=0.0))
     fence_async_shared()
-    gl.thread_barrier()
+    THREAD_BARRIER()
 
     # fmt: off
     gl.warp_specialize(

@@ -1,6 +1,6 @@
 """Paged prefill attention in Gluon, for NVIDIA Hopper alone: run_kernel.py beside this file is the one to paste.
 
-Contract: that of run_kernel.py. Needs Triton 3.6 with Gluon and compute capability 9.x.
+Contract: that of run_kernel.py. Needs Triton 3.6 or 3.7 with Gluon and compute capability 9.x.
 
 Taken here: head_dim 64 or 128, pages of 8, 16, 32, ... 1024 tokens, a power of two of at most 64 query heads per KV
 head, at most 256 sequences, q, kv_data and output aligned to 16 bytes. All else goes to run_kernel.py.
@@ -51,6 +51,7 @@ PROGRAMS = 132  # one per multiprocessor of an H100 or H200; where there are few
 RING = 64
 TURNS = itertools.count()
 PLANS = {}
+THREAD_BARRIER = getattr(gl, "thread_barrier", None) or gl.barrier  # renamed by Triton 3.7
 
 
 @gluon.jit
@@ -104,7 +105,7 @@ def _clear_tail(v_smem, stage, valid, DIM: gl.constexpr, BLOCK_N: gl.constexpr, 
             values = piece.load(BLOCKED)
             piece.store(gl.where((chunk * 8 + row < valid)[:, None], values, gl.zeros_like(values)))
     fence_async_shared()
-    gl.thread_barrier()
+    THREAD_BARRIER()
 
 
 @gluon.jit

@@ -1,6 +1,6 @@
 """Ragged prefill attention in Gluon, for NVIDIA Hopper alone: run_kernel.py beside this file is the one to paste.
 
-Contract: that of run_kernel.py. Needs Triton 3.6 with Gluon and compute capability 9.x.
+Contract: that of run_kernel.py. Needs Triton 3.6 or 3.7 with Gluon and compute capability 9.x.
 
 Taken here: head_dim_qk = head_dim_vo = 64 or 128, a power of two of at most 64 query heads per KV head, at most 256
 sequences, q, k, v and output aligned to 16 bytes, and enough work (`_taken`). All else goes to run_kernel.py.
@@ -57,6 +57,7 @@ FEWEST = 2
 RING = 64
 TURNS = itertools.count()
 PLANS = {}
+THREAD_BARRIER = getattr(gl, "thread_barrier", None) or gl.barrier  # renamed by Triton 3.7
 
 
 @gluon.jit
@@ -98,7 +99,7 @@ def _clear_tail(v_smem, stage, valid, DIM: gl.constexpr, BLOCK_N: gl.constexpr, 
             values = piece.load(BLOCKED)
             piece.store(gl.where((chunk * 8 + row < valid)[:, None], values, gl.zeros_like(values)))
     fence_async_shared()
-    gl.thread_barrier()
+    THREAD_BARRIER()
 
 
 @gluon.jit
