@@ -177,6 +177,14 @@ def test_other_shapes_go_to_the_file_beside() -> None:
         assert not names["PLANS"]
 
 
+def test_without_the_file_beside_every_call_says_what_is_missing(tmp_path: Path) -> None:
+    shutil.copy(catalog.submission_path("paged_prefill", "triton", "hopper"), tmp_path)
+    kernel, *_ = load("paged_prefill", tmp_path / "hopper.py")
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError, match=r"run_kernel\.py"):
+            kernel.run(paged([9], [20], 4, 1))
+
+
 def test_what_the_ragged_kernel_takes() -> None:
     names = load("ragged_prefill")[2]
     names["PROGRAMS"] = 132

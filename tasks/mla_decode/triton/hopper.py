@@ -314,8 +314,8 @@ def mla_gluon_kernel(
 class Plan:
     """One specialisation, kept: workspace, constants, and the two kernels once they are compiled.
 
-    A launch through a compiled kernel costs the host half of one through the jitted function, which looks at every
-    argument to find that kernel again. For that the plan's key must hold all that a specialisation depends on.
+    A launch through a compiled kernel spares the host what the jitted function does at every call: to look at all arguments and
+    find that kernel again. For that the plan's key must hold all that a specialisation depends on.
     """
 
     def __init__(self, capacity, batch_size, num_heads, page_size, combine_width, min_chunk, device):
@@ -336,10 +336,11 @@ def _portable():
     name = __name__ + "_portable"
     if name not in sys.modules:
         path = pathlib.Path(__file__).with_name("run_kernel.py")
-        module = sys.modules[name] = types.ModuleType(name)
+        module = types.ModuleType(name)
         module.__file__ = str(path)
         exec(compile(path.read_bytes(), path, "exec"), vars(module))  # import could take a .pyc older than the file
         module.DEVICE = DEVICE
+        sys.modules[name] = module
     return sys.modules[name]
 
 

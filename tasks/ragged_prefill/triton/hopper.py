@@ -114,7 +114,7 @@ def _consumer(
     output, o_smem, memory, barriers, scale_log2, SIDE: gl.constexpr, HEADS_QO: gl.constexpr, HEADS_KV: gl.constexpr,
     DIM: gl.constexpr, CAUSAL: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
 ):
-# fmt: on
+    # fmt: on
     # One warpgroup: rows 64 * SIDE .. 64 * SIDE + 63 of every tile of rows.
     GROUP: gl.constexpr = HEADS_QO // HEADS_KV
     TILE: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
@@ -260,7 +260,7 @@ def _producer(
     HEADS_QO: gl.constexpr, HEADS_KV: gl.constexpr, DIM: gl.constexpr, CAUSAL: gl.constexpr, BLOCK_N: gl.constexpr,
     BLOCK_B: gl.constexpr, STAGES: gl.constexpr,
 ):
-# fmt: on
+    # fmt: on
     GROUP: gl.constexpr = HEADS_QO // HEADS_KV
     BYTES: gl.constexpr = BLOCK_N * DIM * 2
     LINE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
@@ -335,7 +335,7 @@ def prefill_kernel(
     HEADS_QO: gl.constexpr, HEADS_KV: gl.constexpr, DIM: gl.constexpr, CAUSAL: gl.constexpr, BLOCK_N: gl.constexpr,
     BLOCK_B: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
 ):
-# fmt: on
+    # fmt: on
     GROUP: gl.constexpr = HEADS_QO // HEADS_KV
     TILE: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     BOX: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
@@ -375,8 +375,8 @@ def prefill_kernel(
 class Plan:
     """One specialisation of the kernel, kept: descriptors (their base and length change), constants, compiled kernel.
 
-    A launch through the compiled kernel costs the host half of one through prefill_kernel, which looks at every
-    argument to find that kernel again. For that the plan's key must hold all that a specialisation depends on.
+    A launch through the compiled kernel spares the host what prefill_kernel does at every call: to look at all arguments and
+    find that kernel again. For that the plan's key must hold all that a specialisation depends on.
     """
 
     def __init__(self, q, k, v, num_qo_heads, num_kv_heads, dim, causal, block_b):
@@ -400,10 +400,11 @@ def _portable():
     name = __name__ + "_portable"
     if name not in sys.modules:
         path = pathlib.Path(__file__).with_name("run_kernel.py")
-        module = sys.modules[name] = types.ModuleType(name)
+        module = types.ModuleType(name)
         module.__file__ = str(path)
         exec(compile(path.read_bytes(), path, "exec"), vars(module))  # import could take a .pyc older than the file
         module.DEVICE = DEVICE
+        sys.modules[name] = module
     return sys.modules[name]
 
 
