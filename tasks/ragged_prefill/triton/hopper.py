@@ -375,8 +375,8 @@ def prefill_kernel(
 class Plan:
     """One specialisation of the kernel, kept: descriptors (their base and length change), constants, compiled kernel.
 
-    A launch through the compiled kernel spares the host what prefill_kernel does at every call: to look at all arguments and
-    find that kernel again. For that the plan's key must hold all that a specialisation depends on.
+    A launch through a compiled kernel costs the host less than half of one through the jitted function, which looks at
+    all arguments to find that kernel again. For that the plan's key must hold all that a specialisation depends on.
     """
 
     def __init__(self, q, k, v, num_qo_heads, num_kv_heads, dim, causal, block_b):
