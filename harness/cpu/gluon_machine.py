@@ -311,5 +311,8 @@ class Product:
         if self.result is None:
             a = self.a.read() if isinstance(self.a, Memory) else self.a
             acc = self.acc.result if isinstance(self.acc, Product) else self.acc
-            product = a.float() @ self.b.read().float()
+            exact = a.dtype == torch.int8  # then float64 holds every sum, and int32 every result
+            type_ = torch.float64 if exact else torch.float32
+            product = a.to(type_) @ self.b.read().to(type_)
+            product = product.to(torch.int32) if exact else product
             self.result = product if acc is None else product + acc

@@ -214,9 +214,10 @@ def _expect(memory: Memory, nbytes: int) -> None:
     _barrier(memory).arrive(announced=nbytes)
 
 
-def _arrive(memory: Memory, count: int = 1) -> None:
+def _arrive(memory: Memory, count: int = 1, pred: Any = True) -> None:
     step()
-    _barrier(memory).arrive(count)
+    if bool(pred):
+        _barrier(memory).arrive(count)
     step()
 
 
@@ -297,11 +298,8 @@ def _wgmma_wait(still: int, deps: Sequence[Any]) -> Any:
     mine.flight = mine.flight[len(mine.flight) - still :]
     got = []
     for dep in deps:
-        if isinstance(dep, Product):
-            if dep in mine.flight:
-                raise KernelFault(Verdict.RACE, f"a product is used while it may be one of {still} under way.")
-            dep = dep.result
-        got.append(dep)
+        # One that is still under way may go into the next product; anything else that is done with it is a fault.
+        got.append(dep.result if isinstance(dep, Product) and dep not in mine.flight else dep)
     return got[0] if len(got) == 1 else tuple(got)
 
 
@@ -333,7 +331,10 @@ def _swizzled(*args: Any, **options: Any) -> str:
 
 
 _LANGUAGE: dict[str, Any] = {
-    **{name: getattr(torch, name) for name in ("int32", "int64", "float32", "bfloat16", "exp2", "log2", "zeros_like")},
+    **{
+        name: getattr(torch, name)
+        for name in ("int8", "int32", "int64", "float32", "bfloat16", "exp2", "log2", "zeros_like")
+    },
     **{name: _layout for name in ("SwizzledSharedLayout", "NVMMADistributedLayout", "DotOperandLayout")},
     **{name: _layout for name in ("SliceLayout", "BlockedLayout")},
     "NVMMASharedLayout": _swizzled,
