@@ -94,7 +94,20 @@ def mla(kv_lens: list[int], page: int, heads: int) -> list[Any]:
     return [q_nope, q_pe, ckv, kpe, output, *tables, batch, max(kv_lens), heads, 512, 64, page, 0]
 
 
+def moe(expert_ids: list[int], N: int, K: int) -> list[Any]:
+    rows, experts = 128 * len(expert_ids), max(expert_ids) + 1
+    generator = torch.Generator().manual_seed(1)
+    a, b = (
+        torch.randint(-127, 128, shape, generator=generator, dtype=torch.int8) for shape in ((rows, K), (experts, N, K))
+    )
+    scale_a, scale_b, weights = (torch.rand(shape, generator=generator) * 0.01 for shape in (rows, (experts, N), rows))
+    ids = torch.tensor(expert_ids, dtype=torch.int32)
+    out = torch.full((rows, N), torch.nan, dtype=torch.bfloat16)
+    return [a, b, scale_a, scale_b, weights, torch.arange(rows, dtype=torch.int32), ids, 1, out]
+
+
 CASES = {
+    "fused_moe": moe([2, 0, 2], 512, 768),
     "ragged_prefill": ragged([33, 0, 150, 5], [33, 40, 560, 5], 1),
     "paged_prefill": paged([33, 3, 150, 5], [33, 40, 300, 5], 16, 1),
     "mla_decode": mla([200, 0, 2, 130], 1, 16),
@@ -198,6 +211,22 @@ def test_what_the_ragged_kernel_takes() -> None:
 
 
 FAULTS = [
+    (
+        *("fused_moe", "released before the product is done"),
+        "acc = warpgroup_mma_wait(1, deps=[token])",
+        "acc = warpgroup_mma_wait(2, deps=[token])",
+        "wrong",
+    ),
+    (
+        "fused_moe",
+        "the last stage is not released",
+        "        mbarrier.arrive(empty.index((fill + STAGES - 1) % STAGES))\n",
+        "",
+        "TIMEOUT",
+    ),
+    ("fused_moe", "no wait for the last product", "acc = warpgroup_mma_wait(0, deps=[acc])", "pass", "RACE"),
+    ("fused_moe", "another expert's weights", "gl.load(expert_ids + row_tile) * N", "gl.load(expert_ids) * N", "wrong"),
+    ("fused_moe", "ties in the order", "(tile < mine)", "(tile <= mine)", "OUT_OF_BOUNDS wrong"),
     ("ragged_prefill", "a stage is not released", "mbarrier.arrive(v_empty.index(before))\n", "pass\n", "TIMEOUT"),
     ("ragged_prefill", "parity", "(fill // STAGES) & 1)", "(fill // STAGES + 1) & 1)", "TIMEOUT wrong"),
     ("ragged_prefill", "no wait for V", "mbarrier.wait(v_full.index(before)", "(lambda *_: 0)(v_full", "wrong"),

@@ -14,7 +14,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -316,3 +316,8 @@ class Product:
             product = a.to(type_) @ self.b.read().to(type_)
             product = product.to(torch.int32) if exact else product
             self.result = product if acc is None else product + acc
+
+    def _early(self, *_: object) -> NoReturn:
+        raise KernelFault(Verdict.RACE, "a product is used before it was waited for.")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __getitem__ = __getattr__ = _early
