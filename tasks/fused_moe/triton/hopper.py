@@ -178,10 +178,11 @@ def _portable():
     name = __name__ + "_portable"
     if name not in sys.modules:
         path = pathlib.Path(__file__).with_name("run_kernel.py")
-        module = sys.modules[name] = types.ModuleType(name)
+        module = types.ModuleType(name)
         module.__file__ = str(path)
         exec(compile(path.read_bytes(), path, "exec"), vars(module))  # import could take a .pyc older than the file
         module.DEVICE = DEVICE
+        sys.modules[name] = module
     return sys.modules[name]
 
 
