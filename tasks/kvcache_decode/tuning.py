@@ -64,7 +64,7 @@ SPACES = [
             (4, 64, 8192, 8, 2): "tiles of 64 keys and eight warps, 64 KiB",
             (8, 64, 2048, 2, 4): "tiles of 16 keys and two warps, 32 KiB: seven blocks",
             (8, 64, 4096, 4, 1): "no stages: other blocks of the multiprocessor cover the loads, as on a C500",
-            (4, 128, 4096, 4, 3): "splits of 128 keys at least: fewer to combine",
+            (4, 64, 4096, 4, 3): "splits of 64 keys at least: short sequences spread further",
             (4, 32, 4096, 4, 3): "splits of 32 keys: short sequences spread further",
             (4, 64, 4096, 8, 3): "eight warps: half the registers per thread",
             (4, 64, 4096, 2, 3): "two warps: 16 bytes per load and eight loads each",

@@ -28,9 +28,10 @@ TUNING = {
     # two blocks share a multiprocessor's 64 KiB, one computes while the other loads. One stage, nothing asynchronous.
     # Loading the next tiles into registers before the product is not for Triton 3.0: on sm_80 it spills everything.
     "c500": (128, 128, 8, True, 4, 1),
-    # H200: two warpgroups with 64 rows each and 128 accumulators per thread; four stages of 16 + 32 KiB hide DRAM.
+    # H200: two warpgroups with 64 rows each and 64 accumulators per thread, 120 registers; three stages of 32 KiB. Two
+    # blocks per multiprocessor, one of which loads while the other multiplies: Triton waits for every int8 product.
     # 16 row tiles of a (16 * 128 * 7168 bytes = 15 MB) stay in the 50 MB cache while a panel runs.
-    "sm90": (256, 128, 16, True, 8, 4),
+    "sm90": (128, 128, 16, True, 8, 3),
 }
 DEVICE = "c500"
 

@@ -3,7 +3,7 @@
 Contract: that of run_kernel.py. Needs Triton 3.6 or 3.7 with Gluon and compute capability 9.x.
 
 Taken here: head_dim_qk = head_dim_vo = 64 or 128, a power of two of at most 64 query heads per KV head, at most 256
-sequences, q, k, v and output aligned to 16 bytes, and enough work (`_taken`). All else goes to run_kernel.py.
+sequences, q, k, v and output aligned to 16 bytes. All else goes to run_kernel.py.
 
 Algorithm: programs stay. Each draws tiles of 128 packed rows (token * group + head in group) of one sequence and one KV
 head from a counter until none are left, longest first. Two warpgroups of 64 rows each multiply (partitions 0 and 1),
@@ -50,10 +50,6 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 TUNING = {"sm90": (128, 2, 240)}
 DEVICE = "sm90"
 PROGRAMS = 132  # one per multiprocessor of an H100 or H200; where there are fewer, the last ones find nothing to do
-# Tiles of rows per program from which on this is used: with fewer nothing hides a program's start and its last tile,
-# while run_kernel.py has two smaller programs on a multiprocessor. H200, 32 / 4 heads, b1 s1024 (260 tiles), by events
-# around the call: 0.030 ms against 0.043, where part of the difference was the host's launch, much longer then.
-FEWEST = 2
 RING = 64
 TURNS = itertools.count()
 PLANS = {}
@@ -408,10 +404,10 @@ def _portable():
     return sys.modules[name]
 
 
-def _taken(num_items, batch_size, keys, group, dim_qk, dim_vo, addresses):
-    """Whether the fast path takes a call: what it can do, and enough work to be the faster one."""
+def _taken(batch_size, keys, group, dim_qk, dim_vo, addresses):
+    """Whether the fast path can take a call."""
     able = dim_qk == dim_vo and dim_qk in (64, 128) and group in (1, 2, 4, 8, 16, 32, 64)
-    return able and addresses % 16 == 0 and keys > 0 and batch_size <= 256 and num_items >= FEWEST * PROGRAMS
+    return able and addresses % 16 == 0 and keys > 0 and batch_size <= 256
 
 
 def run_kernel(
@@ -435,7 +431,7 @@ def run_kernel(
     group = num_qo_heads // num_kv_heads
     num_items = (total_q * group // 128 + batch_size) * num_kv_heads
     addresses = q.data_ptr() | k.data_ptr() | v.data_ptr() | output.data_ptr()
-    if not _taken(num_items, batch_size, total_kv, group, head_dim_qk, head_dim_vo, addresses):
+    if not _taken(batch_size, total_kv, group, head_dim_qk, head_dim_vo, addresses):
         _portable().run_kernel(
             *(q, k, v, output, qo_indptr, kv_indptr, batch_size, seq_len, num_qo_heads, num_kv_heads),
             *(head_dim_qk, head_dim_vo, causal),
