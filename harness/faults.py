@@ -8,6 +8,17 @@ from pathlib import Path
 
 from harness.catalog import shown_path
 
+# How the errors that are no class of their own begin or name themselves: torch's CPU allocator, the runtime (torch's
+# AcceleratorError, raised at whatever call comes next), the driver, cuBLAS, Triton's launcher.
+_NO_MEMORY = (
+    "DefaultCPUAllocator",
+    "CUDA error: out of memory",
+    "CUDA driver error: out of memory",
+    "cudaErrorMemoryAllocation",
+    "CUDA_ERROR_OUT_OF_MEMORY",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "Triton Error [CUDA]: out of memory",
+)
 _UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -29,14 +40,16 @@ class BaselineUnavailable(PackageError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True for torch's and Python's out-of-memory errors, the CPU allocator's plain RuntimeError included."""
+    """True for torch's and Python's out-of-memory errors, those that only their text tells from others included."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
 
 
 def is_device_fault(error: BaseException) -> bool:
     """True for an error of the device itself, after which the process can no longer use it."""
+    if is_out_of_memory(error):  # which leaves it as it was
+        return False
     if type(error).__name__ == "AcceleratorError":
         return True
     return isinstance(error, RuntimeError) and str(error).lstrip().startswith(("CUDA error", "CUDA driver error"))

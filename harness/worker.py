@@ -174,10 +174,8 @@ def is_lost(device: Device) -> bool:
     try:
         torch.cuda.synchronize()
         torch.ones(1, device=device.torch_name).item()
-    except torch.OutOfMemoryError:
-        return False
-    except Exception:
-        return True
+    except Exception as error:
+        return not is_out_of_memory(error)
     return False
 
 

@@ -10,12 +10,16 @@ import ctypes
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.cpu.compiler import UNHARDENED
 from harness.cpu.maca_build import cached, compiler_version, digest, rewritten, run_compiler
 from harness.cpu.maca_runtime import Piece
 from harness.verdict import KernelFault, Verdict
 
 MODEL = Path(__file__).resolve().parent / "hopper"
-_FLAGS = ("-std=c++17", "-fPIC", "-fno-gnu-unique", "-w", "-DHOPPER_MODEL=1", "-fdiagnostics-color=never")
+_FLAGS = (
+    *("-std=c++17", "-fPIC", "-fno-gnu-unique", "-w", "-DHOPPER_MODEL=1", "-fdiagnostics-color=never"),
+    *UNHARDENED,
+)
 
 
 def _runtime() -> Path:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from harness import cache
+from harness.cpu.compiler import UNHARDENED
 from harness.cpu.maca_source import SourceError, rewrite
 from harness.verdict import ExitCode, KernelFault, KitError, Verdict
 
@@ -27,6 +28,7 @@ SIMULATOR = Path(__file__).resolve().parent / "maca"
 MODES = ("wave64", "warp32")
 # Frames of the hooks stay where they are: a fault's callers are read from them.
 _RUNTIME_FLAGS = (
+    *UNHARDENED,
     *("-std=c++17", "-O2", "-fPIC", "-fno-gnu-unique", "-Wno-psabi"),
     *("-fno-omit-frame-pointer", "-fno-optimize-sibling-calls"),
 )
@@ -34,6 +36,7 @@ _RUNTIME_FLAGS = (
 # switched off would merge, widen, move or invent accesses, and so show the hook others than the source makes.
 # DWARF 4: in a table of version 5, addr2line takes file 1 for file 0, and so a submission for our rewritten unit.
 _SUBMISSION_FLAGS = (
+    *UNHARDENED,
     *("-std=c++17", "-O1", "-g1", "-gdwarf-4", "-fPIC", "-w", "-fdiagnostics-color=never", "-fmax-errors=20"),
     *("-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0", "--param=tsan-distinguish-volatile=1"),
     *("-fsanitize=alignment", "-fno-omit-frame-pointer", "-fno-threadsafe-statics", "-fno-strict-aliasing"),

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from harness import cache
+from harness.cpu.compiler import UNHARDENED
 from harness.cpu.tilelang_emit import Parameter, Program, emit
 from harness.cpu.tilelang_expr import Unsupported
 from harness.verdict import ExitCode, KernelFault, KitError, Verdict
@@ -36,7 +37,10 @@ SHARED_LIMIT = 64 * 1024  # bytes per block on the C500
 CACHE = cache.folder() / "tilelang"
 _HEADER = Path(__file__).with_name("tilelang_tile.h")
 # -fwrapv: int32 indices wrap as on the device instead of being undefined.
-_FLAGS = ("-std=c++17", "-O2", "-ftree-vectorize", "-fwrapv", "-fno-math-errno", "-shared", "-fPIC", "-w")
+_FLAGS = (
+    *("-std=c++17", "-O2", "-ftree-vectorize", "-fwrapv", "-fno-math-errno", "-shared", "-fPIC", "-w"),
+    *UNHARDENED,
+)
 _FAULTS = {1: Verdict.OUT_OF_BOUNDS, 2: Verdict.RUNTIME_ERROR, 3: Verdict.RUNTIME_ERROR}
 
 

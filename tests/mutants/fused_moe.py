@@ -52,7 +52,9 @@ MUTANTS = (
          "            row_0 = (group * GROUP_M + in_group % group_tiles) * BLOCK_M\n"),
         cpu=(V.WRONG_ANSWER,), cases=(2,)),
     _tilelang("column_scales_reversed", "scales column n by the scale of another column of the tile",
-        ("column_scale[j] * weight[i]", "column_scale[BLOCK_N - 1 - j] * weight[i]"), cpu=(V.WRONG_ANSWER,)),
+        ("ScaleB[expert, column_0 + j]", "ScaleB[expert, column_0 + BLOCK_N - 1 - j]"), cpu=(V.WRONG_ANSWER,)),
+    # A wave waits for its own copies alone: those of the first tile, with nothing to do meanwhile, come to the others
+    # hundreds of cycles apart, and from then on nothing holds the waves of a block together.
     _cuda("missing_barrier", "no barrier between storing the tiles and multiplying them",
         ("        arch::sync_block();  // the tiles are there, and no wave reads those before them any more\n", ""),
         cpu=(V.RACE,), gpu=(V.WRONG_ANSWER, V.NONDETERMINISTIC), cases=(3,), gpu_suite="judge", gpu_cases=(1,)),

@@ -2,6 +2,7 @@
 // fixed size a load and a store, others a call to a hooked function. The runtime's headers, as nvcc does, come by
 // themselves.
 #pragma once
+#undef _FORTIFY_SOURCE  // however the compiler came by it: the C library's headers would define the three below as well
 #include <cstddef>
 
 extern "C" void* sim_memcpy(void* to, const void* from, size_t bytes);
