@@ -32,6 +32,8 @@ def load(path: Path, arguments: Sequence[str], device: Device, variant: str, set
         importlib.import_module("tilelang")
     except ImportError as error:
         raise KitError(f"TileLang cannot be imported ({error}); install tilelang.", ExitCode.ENVIRONMENT) from error
+    if variant == "hopper":
+        _needs_wgmma()
     if not device.is_gpu:
         importlib.import_module("harness.cpu.tilelang_c").install()
     function = load_run_kernel(path, arguments, device, settings)
@@ -48,6 +50,18 @@ def load(path: Path, arguments: Sequence[str], device: Device, variant: str, set
             raise fault from error
 
     return Submission("tilelang", path, run)
+
+
+def _needs_wgmma() -> None:
+    """KitError where TileLang has no wgmma_gemm, which the Hopper variants import."""
+    try:
+        importlib.import_module("tilelang.cuda.language").wgmma_gemm  # noqa: B018
+    except (ImportError, AttributeError) as error:
+        version = getattr(importlib.import_module("tilelang"), "__version__", "of no version")
+        message = (
+            f"Hopper variants in TileLang need wgmma_gemm, as in TileLang 0.1.15, and this is {version} ({error})."
+        )
+        raise KitError(message, ExitCode.ENVIRONMENT) from error
 
 
 def _fault(error: Exception, path: Path) -> KernelFault | None:
