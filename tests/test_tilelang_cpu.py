@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from harness import languages, source
+from harness import languages
 from harness.catalog import submission_path
 from harness.cpu import tilelang_c
 from harness.devices import pick
-from harness.lint import tilelang_lower
 from harness.verdict import KernelFault, KitError, Verdict
 from tasks.ragged_prefill import reference, tiny_config
 
@@ -401,30 +400,3 @@ def test_a_broken_ragged_prefill_is_seen(tmp_path: Path, right: str, wrong: str)
     path = tmp_path / "run_kernel.py"
     path.write_text(text.replace(right, wrong), encoding="utf-8")
     assert max(ragged_error(path, case) for case in tiny_config.CASES[1:3]) > 4
-
-
-def small_call(task: str) -> list[Any]:
-    """Arguments of run_kernel: two queries of two heads over one KV head of 128, three keys."""
-    q, kv = torch.zeros(2, 2, 128, dtype=BF16), torch.zeros(3, 1, 128, dtype=BF16)
-    offsets = [torch.tensor([0, n], dtype=torch.int32) for n in (2, 3)]
-    if task == "ragged_prefill":
-        return [q, kv, kv, q.clone(), *offsets, 1, 3, 2, 1, 128, 128, 1]
-    pages, last = torch.arange(3, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
-    return [q, torch.zeros(3, 2, 1, 1, 128, dtype=BF16), q.clone(), *offsets, pages, last, 1, 3, 2, 1, 128, 1, 1]
-
-
-@pytest.mark.parametrize("task", ["ragged_prefill", "paged_prefill"])
-@pytest.mark.parametrize(("device", "configs"), [("sm90", {"tl.enable_fast_math": True}), ("c500", None)])
-def test_fast_math_is_not_for_the_c500(task: str, device: str, configs: dict[str, bool] | None) -> None:
-    submission: Any = source.load_module(submission_path(task, "tilelang"), "submission")
-    builder, built = submission.prefill, []
-    vars(submission).update(
-        DEVICE=device,
-        prefill=lambda *arguments: built.append(arguments) or (lambda *tensors: None),
-        unpack=lambda *arguments: lambda *tensors: None,
-    )
-    submission.run_kernel(*small_call(task))
-    (arguments,) = built
-    attributes = dict(tilelang_lower.program(builder, arguments, "sm_90").attrs.items())
-    found = attributes.get("tilelang_pass_configs")
-    assert (None if found is None else {str(key): bool(value) for key, value in found.items()}) == configs
