@@ -35,10 +35,6 @@ TUNING = {
     "sm90": {64: (128, 128, 256, 2), 128: (128, 128, 256, 2), 256: (128, 64, 256, 2)},
 }
 
-# nvcc --use_fast_math for the attention kernel: exp2 is one instruction, without care for denormals. ragged_prefill's
-# same loop became 1.09 times as fast on an H200. Not on the C500, where fast math is a known cause of wrong code.
-FAST_MATH = {"c500": False, "sm90": True}
-
 _unpackers = {}  # (KV heads, head_dim, page_block_size) -> compiled kernel; lengths, totals and the batch stay dynamic
 _kernels = {}  # (heads, head_dim, causal) -> compiled kernel, likewise
 _runs = {}  # (KV heads, head_dim, device) -> (2 * KV heads, rows, head_dim) bf16
@@ -98,7 +94,7 @@ def unpack(num_kv_heads, dim, page_size, BLOCK_N):
 
 
 @tilelang.jit
-def prefill(num_qo_heads, num_kv_heads, dim, causal, BLOCK_M, BLOCK_N, threads, num_stages, fast_math):
+def prefill(num_qo_heads, num_kv_heads, dim, causal, BLOCK_M, BLOCK_N, threads, num_stages):
     group = num_qo_heads // num_kv_heads
     # Heads in one row tile: the largest power of two that divides the group and leaves 8 tokens.
     pack = math.gcd(group, BLOCK_M // 8)
@@ -138,8 +134,6 @@ def prefill(num_qo_heads, num_kv_heads, dim, causal, BLOCK_M, BLOCK_N, threads, 
             if num_stages > 0:  # the loading warpgroup leaves its registers to the two that compute: no spills
                 T.annotate_producer_reg_dealloc(24)
                 T.annotate_consumer_reg_alloc(registers)
-            if fast_math:
-                T.annotate_pass_configs({"tl.enable_fast_math": True})
 
             tile = block // head_tiles
             head_0 = block % head_tiles * pack
@@ -247,7 +241,7 @@ def run_kernel(
         _unpackers[unpacker] = unpack(*unpacker, BLOCK_N)
     key = (num_qo_heads, num_kv_heads, head_dim, causal)
     if key not in _kernels:
-        _kernels[key] = prefill(*key, BLOCK_M, BLOCK_N, threads, num_stages, FAST_MATH[DEVICE])
+        _kernels[key] = prefill(*key, BLOCK_M, BLOCK_N, threads, num_stages)
     rows = (kv_indices.shape[0] * page_block_size // BLOCK_N + batch_size) * BLOCK_N
     place = (num_kv_heads, head_dim, q.device)
     if place not in _runs or _runs[place].shape[1] < rows:
