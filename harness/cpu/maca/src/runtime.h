@@ -9,14 +9,14 @@
 #include "sim/core.h"
 
 namespace sim {
-#if defined(SIM_WARP32)  // the half for NVIDIA GPUs, whose tuning rows may use what a Hopper has
+#if defined(SIM_WARP32)                  // the half for NVIDIA GPUs, whose tuning rows may use what a Hopper has
 constexpr size_t kSharedLimit = 232448;  // bytes per block
 constexpr char kSharedOwner[] = "Hopper";
 #else
 constexpr size_t kSharedLimit = 65536;
 constexpr char kSharedOwner[] = "C500";
 #endif
-constexpr int kMaxThreads = 1024;       // per block
+constexpr int kMaxThreads = 1024;  // per block
 constexpr int kMaxWaves = kMaxThreads / kWaveLanes;
 constexpr size_t kStackBytes = 256 * 1024;  // per thread; only touched pages cost memory
 
