@@ -14,13 +14,10 @@ Blocks = Callable[[Any, Mapping[str, Sequence[int]]], int]
 
 
 def cuda(dim_qk: int, dim_vo: int, keys: int, waves: int = 4) -> Needs:
-    """Rows of `keys` head dimensions, then (frags, BLOCK_N, q_in_registers, kv_tiles): as struct Config of the .cu.
-
-    A file whose rows have no kv_tiles keeps one tile of K and of V.
-    """
+    """Rows of `keys` head dimensions, then (frags, BLOCK_N, q_in_registers, kv_tiles): as struct Config of the .cu."""
 
     def needs(row: Any, lanes: int) -> dict[str, int]:
-        frags, block_n, q_in_registers, kv_tiles = (*row[keys:], 1)[:4]
+        frags, block_n, q_in_registers, kv_tiles = row[keys:]
         threads, block_m = waves * lanes, waves * 16 * frags
         q, kv = block_m * dim_qk * 2, kv_tiles * block_n * (dim_qk + dim_vo) * 2
         kept = 16 * frags * (dim_vo + block_n + (dim_qk // 2 if q_in_registers else 0))

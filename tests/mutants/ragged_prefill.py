@@ -224,10 +224,11 @@ _TILELANG = (
 )
 
 _CUDA = (
-    _cuda("missing_barrier", "no barrier between storing V and multiplying with it",
-        ("        arch::sync_block();  // V is there, and no wave reads this K any more\n", ""),
+    # See paged_prefill's for how a GPU shows it.
+    _cuda("missing_barrier", "no barrier between storing K and reading it, nor between reading V and fetching the next",
+        ("        arch::sync_block();  // K is there, and no wave reads the last V any more\n", ""),
         cpu=(V.RACE,), gpu=(V.WRONG_ANSWER, V.NON_FINITE, V.NONDETERMINISTIC), cases=(2,),
-        gpu_suite="judge", gpu_cases=(1,)),
+        gpu_suite="live", gpu_cases=(1,)),
     _cuda("shuffles_over_32_lanes", "reduces a row within 32 lanes where 64 hold it",
         ("    x = op(x, __shfl_xor_sync(~0ull, x, 32));\n", ""),
         cpu=(V.WRONG_ANSWER,), gpu=(), only="that code is for waves of 64 lanes"),
@@ -236,12 +237,12 @@ _CUDA = (
         ("MaxDynamicSharedMemorySize, C::kBytesShared)", "MaxDynamicSharedMemorySize, 96 << 10)"),
         cpu=(V.RESOURCE_LIMIT,), gpu=(), only="an H200 has 227 KiB"),
     _cuda("v_never_stored", "multiplies with a V tile that nobody put into shared memory",
-        ("        v_stage.wait(v_tile, tid);\n", ""),
+        ("            v_stage.wait(v_now, tid);\n", ""),
         cpu=(V.WRONG_ANSWER,), gpu=(), only="an NVIDIA GPU copies there asynchronously"),  # Q was there before
     _cuda("writes_past_the_end", "stores four rows more than there are",
         ("if (row >= tile_rows) continue;", "if (row >= tile_rows + 4) continue;"), cpu=(V.OUT_OF_BOUNDS,), cases=(7,)),
     _cuda("reads_past_the_end", "loads whole tiles of V, so that 0 * NaN comes in from behind the tensor",
-        ("v_stage.begin(v_tile, tid, kv_len - key0, rows);", "v_stage.begin(v_tile, tid, kBlockN, rows);"),
+        ("v_stage.begin(tile, tid, visible_to_any - key0, rows);", "v_stage.begin(tile, tid, kBlockN, rows);"),
         cpu=(V.OUT_OF_BOUNDS,), gpu=(V.NON_FINITE,), cases=(7,)),
     _cuda("no_rescale", "keeps the accumulator as it is when the maximum rises",
         ("arch::mul2(&o[f][d][c].v[i], shrink[Acc<float>::slot(i)]);", "arch::mul2(&o[f][d][c].v[i], 1.0f);"),
@@ -252,7 +253,7 @@ _CUDA = (
         ("const int kv_begin = args.kv_indptr[sequence],", "const int kv_begin = args.qo_indptr[sequence],"),
         cpu=(V.WRONG_ANSWER, V.OUT_OF_BOUNDS), gpu=(V.WRONG_ANSWER, V.NON_FINITE), cases=(3,)),
     _cuda("swizzle_forgotten", "stores K in another order of chunks than it is read in",
-        ("k_stage.wait(k_tile, tid);", "k_stage.wait(k_tile, tid ^ 1);"),
+        ("k_stage.wait(k_now, tid);", "k_stage.wait(k_now, tid ^ 1);"),
         cpu=(V.WRONG_ANSWER,), gpu=(), only="an NVIDIA GPU copies there asynchronously"),
 )  # fmt: skip
 

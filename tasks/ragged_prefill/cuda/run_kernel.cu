@@ -4,7 +4,7 @@
 // right: query i of q_len sees keys 0 .. kv_len - q_len + i; a query that sees no key writes 0.
 // Algorithm: flash attention. A block owns one tile of rows, the query heads of a KV head packed with their tokens, so
 // that K and V are read once for the whole group. It walks over the keys with an online softmax in base 2, P never
-// leaves the registers, and the next half step (V, then K) loads while this one computes.
+// leaves the registers, and the next K and V load while this step computes.
 // Bound: matrix products; on the C500 the softmax's vector arithmetic first.
 
 #include <cuda_bf16.h>
@@ -559,23 +559,26 @@ struct Tiling {
     int frags;            // 16-row fragments per wave: BLOCK_M = kWaves * 16 * frags packed rows
     int block_n;          // keys per step
     bool q_in_registers;  // else Q stays in shared memory and is read again for every tile of keys
+    int kv_tiles;         // of K, and of V, in shared memory: one, or two so that a whole step's loads are on their way
 };
 constexpr int kWaves = 4;
 
 // 64 lanes. Two fragments per wave halve the reads of K and V per product; Q fits beside the accumulators, so that K
 // and V alone fill the 32 KiB which let two blocks share a multiprocessor.
 constexpr Tiling kC500[] = {
-    {64, 64, 2, 128, true},   //  32 KiB: fewer keys would leave threads without a share of V's transposition
-    {128, 128, 2, 64, true},  //  32 KiB
-    {192, 128, 1, 32, true},  //  24 KiB: Q sets the size; two fragments would need 48
-    {256, 256, 1, 32, true},  //  32 KiB: one fragment, as a row's accumulators are twice as many
+    {64, 64, 2, 128, true, 1},   //  32 KiB: fewer keys would leave threads without a share of V's transposition
+    {128, 128, 2, 64, true, 1},  //  32 KiB
+    {192, 128, 1, 32, true, 1},  //  24 KiB: Q sets the size; two fragments would need 48
+    {256, 256, 1, 32, true, 1},  //  32 KiB: one fragment, as a row's accumulators are twice as many
 };
-// 32 lanes. Two fragments of 128 columns take 128 registers, their scores 64: Q no longer fits beside them.
+// 32 lanes. Two fragments of 128 columns take 128 registers, their scores 64: Q no longer fits beside them. Two tiles
+// need one barrier per step instead of two, and with none between softmax and PV the compiler mixes the exponentials of
+// some keys with the products of others. Two blocks share a multiprocessor of Hopper, which has 227 KiB.
 constexpr Tiling kSm80[] = {
-    {64, 64, 2, 64, true},     //  16 KiB
-    {128, 128, 2, 64, false},  //  64 KiB: two blocks of it share a multiprocessor, one computing while the other waits
-    {192, 128, 1, 64, false},  //  64 KiB
-    {256, 256, 1, 32, false},  //  64 KiB
+    {64, 64, 2, 64, true, 2},     //  32 KiB
+    {128, 128, 2, 64, false, 2},  //  96 KiB
+    {192, 128, 1, 64, false, 2},  // 104 KiB
+    {256, 256, 1, 32, false, 2},  //  96 KiB
 };
 constexpr int kL2BytesC500 = 4 << 20, kL2BytesSm80 = 20 << 20;  // of 8 and 40 to 50 MiB: what K and V may take of it
 
@@ -601,9 +604,11 @@ struct Config {
     static constexpr int kBytesQ = kBlockM * kDimQk * 2, kBytesK = kBlockN * kDimQk * 2, kBytesV = kBlockN * kDimVo * 2;
     static constexpr bool kQInRegisters = kTiling.q_in_registers;
     // Q passes through the memory of K and V on its way to the registers, or has its own.
-    static constexpr int kOffsetK = kQInRegisters ? 0 : kBytesQ, kOffsetV = kOffsetK + kBytesK;
-    static constexpr int kBytesShared = kOffsetV + kBytesV > kBytesQ ? kOffsetV + kBytesV : kBytesQ;
-    static_assert(kBytesShared <= 64 << 10, "a block of the C500 has 64 KiB of shared memory");
+    static constexpr int kKvTiles = kTiling.kv_tiles;
+    static constexpr int kOffsetK = kQInRegisters ? 0 : kBytesQ, kOffsetV = kOffsetK + kKvTiles * kBytesK;
+    static constexpr int kEndV = kOffsetV + kKvTiles * kBytesV, kBytesShared = kEndV > kBytesQ ? kEndV : kBytesQ;
+    static constexpr int kMaxShared = (arch::kWave == 64 ? 64 : 112) << 10;
+    static_assert(kBytesShared <= kMaxShared, "a block of the C500 has 64 KiB; two share the 227 KiB of Hopper");
 };
 
 struct Args {
@@ -666,18 +671,18 @@ __global__ void __launch_bounds__(Config<kDimQk, kDimVo>::kThreads) ragged_prefi
     };
     const int visible_to_all = visible(0), visible_to_any = visible(kBlockM - 1);
 
-    // Loads: rows past the end come as zeros.
+    // Loads: keys that no row of the tile sees come as zeros.
     const auto q_row = [&](int row) { return args.q + packed.offset(row) * kDimQk; };
     arch::Stage<kBlockN, kDimQk * 2, kThreads> k_stage;
     arch::ColumnStage<kBlockN, kDimVo * 2, kThreads> v_stage;
     const auto kv_row = [&](int key) { return static_cast<int64_t>(kv_begin + key) * args.num_kv_heads + kv_head; };
-    const auto begin_k = [&](int key0) {
+    const auto begin_k = [&](char* tile, int key0) {
         const arch::Strided rows{args.k + kv_row(key0) * kDimQk, args.num_kv_heads * kDimQk * 2};
-        k_stage.begin(k_tile, tid, kv_len - key0, rows);
+        k_stage.begin(tile, tid, visible_to_any - key0, rows);
     };
-    const auto begin_v = [&](int key0) {
+    const auto begin_v = [&](char* tile, int key0) {
         const arch::Strided rows{args.v + kv_row(key0) * kDimVo, args.num_kv_heads * kDimVo * 2};
-        v_stage.begin(v_tile, tid, kv_len - key0, rows);
+        v_stage.begin(tile, tid, visible_to_any - key0, rows);
     };
 
     OperandA q_held[C::kQInRegisters ? kDimQk / 32 : 1][kFrags];
@@ -685,7 +690,7 @@ __global__ void __launch_bounds__(Config<kDimQk, kDimVo>::kThreads) ragged_prefi
     {
         arch::Stage<kBlockM, kDimQk * 2, kThreads> q_stage;
         q_stage.begin(q_tile, tid, tile_rows, q_row);
-        if constexpr (!C::kQInRegisters) begin_k(0);
+        if constexpr (!C::kQInRegisters) begin_k(k_tile, 0);
         q_stage.wait(q_tile, tid);
         if constexpr (C::kQInRegisters) {
             arch::sync_block();
@@ -695,8 +700,9 @@ __global__ void __launch_bounds__(Config<kDimQk, kDimVo>::kThreads) ragged_prefi
                 for (int f = 0; f < kFrags; ++f)
                     q_held[i][f] = arch::load_a<kDimQk * 2>(q_tile, wave_row + 16 * f, i, lane);
             arch::sync_block();
-            begin_k(0);
+            begin_k(k_tile, 0);
         }
+        if constexpr (C::kKvTiles == 2) begin_v(v_tile, 0);
     }
 
     Acc<float> o[kFrags][kDimVo / 64][4] = {};    // (16 * kFrags, kDimVo) per wave
@@ -709,25 +715,49 @@ __global__ void __launch_bounds__(Config<kDimQk, kDimVo>::kThreads) ragged_prefi
     const float slack = kLazy / args.scale_log2;
 
     for (int key0 = 0; key0 < visible_to_any; key0 += kBlockN) {
-        k_stage.wait(k_tile, tid);
+        const int turn = key0 / kBlockN % C::kKvTiles;  // which of the tiles in shared memory is this step's
+        char *const k_now = k_tile + turn * C::kBytesK, *const v_now = v_tile + turn * C::kBytesV;
+        k_stage.wait(k_now, tid);
+        if constexpr (C::kKvTiles == 2) v_stage.wait(v_now, tid);
         arch::sync_block();  // K is there, and no wave reads the last V any more
-        begin_v(key0);
+        if constexpr (C::kKvTiles == 1) {
+            begin_v(v_now, key0);
+        }
 
         // Scores: S = Q K^T.
         Acc<float> s[kFrags][kBlockN / 16] = {};  // (16 * kFrags, kBlockN) per wave
 #pragma unroll
         for (int i = 0; i < kDimQk / 32; ++i) {
+            if (C::kKvTiles == 2 && i == 1) {  // behind the first products, which hide the addresses' arithmetic
+                begin_k(k_tile + (turn ^ 1) * C::kBytesK, key0 + kBlockN);
+                begin_v(v_tile + (turn ^ 1) * C::kBytesV, key0 + kBlockN);
+            }
             OperandA q[kFrags];
 #pragma unroll
             for (int f = 0; f < kFrags; ++f)
                 q[f] = C::kQInRegisters ? q_held[i][f] : arch::load_a<kDimQk * 2>(q_tile, wave_row + 16 * f, i, lane);
 #pragma unroll
             for (int n = 0; n < kBlockN / 16; ++n) {
-                const OperandB keys = arch::load_b<kDimQk * 2>(k_tile, 16 * n, i, lane);
+                const OperandB keys = arch::load_b<kDimQk * 2>(k_now, 16 * n, i, lane);
 #pragma unroll
                 for (int f = 0; f < kFrags; ++f) arch::mma(s[f][n], q[f], keys);
             }
         }
+        float most[kFrags][arch::kRowSlots];  // of this lane's scores
+        const auto find_most = [&] {
+#pragma unroll
+            for (int f = 0; f < kFrags; ++f)
+#pragma unroll
+                for (int slot = 0; slot < arch::kRowSlots; ++slot) {
+                    most[f][slot] = -INFINITY;
+#pragma unroll
+                    for (int n = 0; n < kBlockN / 16; ++n)
+#pragma unroll
+                        for (int i = 0; i < arch::kAccValues; ++i)
+                            if (Acc<float>::slot(i) == slot) most[f][slot] = fmaxf(most[f][slot], s[f][n].v[i]);
+                }
+        };
+        find_most();
         if (key0 + kBlockN > visible_to_all) {  // only on the diagonal and at the tail
 #pragma unroll
             for (int f = 0; f < kFrags; ++f)
@@ -741,33 +771,27 @@ __global__ void __launch_bounds__(Config<kDimQk, kDimVo>::kThreads) ragged_prefi
                             if (Acc<float>::slot(i) == slot && 16 * n + Acc<float>::col(lane, i) >= end)
                                 s[f][n].v[i] = -INFINITY;
                 }
+            find_most();
         }
 
-        // Online softmax: P replaces S, in registers, already in the form in which PV takes it.
-        float tile_max[kFrags][arch::kRowSlots];
+        // Online softmax: P replaces S, in registers, already in the form in which PV takes it. Lanes exchange their
+        // maxima only where one is too high: most steps need no more than a vote.
         bool raise = false;
 #pragma unroll
         for (int f = 0; f < kFrags; ++f)
 #pragma unroll
-            for (int slot = 0; slot < arch::kRowSlots; ++slot) {
-                float most = -INFINITY;
-#pragma unroll
-                for (int n = 0; n < kBlockN / 16; ++n)
-#pragma unroll
-                    for (int i = 0; i < arch::kAccValues; ++i)
-                        if (Acc<float>::slot(i) == slot) most = fmaxf(most, s[f][n].v[i]);
-                most = arch::row_reduce(most, [](float a, float b) { return fmaxf(a, b); });
-                tile_max[f][slot] = most > row_max[f][slot] + slack ? most : row_max[f][slot];
-                raise |= tile_max[f][slot] != row_max[f][slot];
-            }
+            for (int slot = 0; slot < arch::kRowSlots; ++slot) raise |= most[f][slot] > row_max[f][slot] + slack;
         if (arch::any(raise)) {
 #pragma unroll
             for (int f = 0; f < kFrags; ++f) {
                 float shrink[arch::kRowSlots];
 #pragma unroll
                 for (int slot = 0; slot < arch::kRowSlots; ++slot) {
-                    shrink[slot] = arch::exp2((row_max[f][slot] - tile_max[f][slot]) * args.scale_log2);
-                    row_max[f][slot] = tile_max[f][slot];
+                    const auto greater = [](float a, float b) { return fmaxf(a, b); };
+                    const float tile_max = arch::row_reduce(most[f][slot], greater);
+                    const float raised = tile_max > row_max[f][slot] + slack ? tile_max : row_max[f][slot];
+                    shrink[slot] = arch::exp2((row_max[f][slot] - raised) * args.scale_log2);
+                    row_max[f][slot] = raised;
                     row_sum[f][slot] *= shrink[slot];
                 }
 #pragma unroll
@@ -780,43 +804,50 @@ __global__ void __launch_bounds__(Config<kDimQk, kDimVo>::kThreads) ragged_prefi
             }
         }
         OperandA p[kFrags][kBlockN / 32];
+        const auto weigh = [&](int n) {  // 32 keys of all rows
 #pragma unroll
-        for (int f = 0; f < kFrags; ++f) {
-            float shift[arch::kRowSlots];
+            for (int f = 0; f < kFrags; ++f) {
+                float shift[arch::kRowSlots];
 #pragma unroll
-            for (int slot = 0; slot < arch::kRowSlots; ++slot) shift[slot] = -row_max[f][slot] * args.scale_log2;
+                for (int slot = 0; slot < arch::kRowSlots; ++slot) shift[slot] = -row_max[f][slot] * args.scale_log2;
 #pragma unroll
-            for (int n = 0; n < kBlockN / 16; ++n)
+                for (int h = 0; h < 2; ++h)
 #pragma unroll
-                for (int i = 0; i < arch::kAccValues; i += 2) {
-                    const int slot = Acc<float>::slot(i);
-                    float* const x = &s[f][n].v[i];
-                    arch::fma2(x, args.scale_log2, shift[slot]);
-                    x[0] = arch::exp2(x[0]);
-                    x[1] = arch::exp2(x[1]);
-                    row_sum[f][slot] += x[0] + x[1];
-                }
+                    for (int i = 0; i < arch::kAccValues; i += 2) {
+                        const int slot = Acc<float>::slot(i);
+                        float* const x = &s[f][2 * n + h].v[i];
+                        arch::fma2(x, args.scale_log2, shift[slot]);
+                        x[0] = arch::exp2(x[0]);
+                        x[1] = arch::exp2(x[1]);
+                        row_sum[f][slot] += x[0] + x[1];
+                    }
+                p[f][n] = arch::acc_to_operand(s[f][2 * n], s[f][2 * n + 1]);
+            }
+        };
+        if constexpr (C::kKvTiles == 1) {
 #pragma unroll
-            for (int n = 0; n < kBlockN / 32; ++n) p[f][n] = arch::acc_to_operand(s[f][2 * n], s[f][2 * n + 1]);
+            for (int n = 0; n < kBlockN / 32; ++n) weigh(n);
+            v_stage.wait(v_now, tid);
+            arch::sync_block();  // V is there, and no wave reads this K any more
+            if (key0 + kBlockN < visible_to_any) begin_k(k_now, key0 + kBlockN);
         }
-
-        v_stage.wait(v_tile, tid);
-        arch::sync_block();  // V is there, and no wave reads this K any more
-        if (key0 + kBlockN < visible_to_any) begin_k(key0 + kBlockN);
 
         // O += P V.
 #pragma unroll
-        for (int n = 0; n < kBlockN / 32; ++n)
+        for (int n = 0; n < kBlockN / 32; ++n) {
+            if constexpr (C::kKvTiles == 2) weigh(n);
 #pragma unroll
             for (int d = 0; d < kDimVo / 64; ++d) {
                 OperandB values[4];
-                arch::load_columns<kDimVo * 2>(values, v_tile, n, d, lane);
+                arch::load_columns<kDimVo * 2>(values, v_now, n, d, lane);
 #pragma unroll
                 for (int c = 0; c < 4; ++c)
 #pragma unroll
                     for (int f = 0; f < kFrags; ++f) arch::mma(o[f][d][c], p[f][n], values[c]);
             }
+        }
     }
+    if constexpr (C::kKvTiles == 2) v_stage.wait(v_tile, tid);  // for the step that is none, all zeros
 
     // Epilogue: divide by the sum; a row that saw no key has sum 0 and gives 0.
 #pragma unroll
