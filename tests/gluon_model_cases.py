@@ -211,8 +211,8 @@ def test_what_the_ragged_kernel_takes() -> None:
 FAULTS = [
     (
         *("fused_moe", "released before the product is done"),
-        "acc = warpgroup_mma_wait(1, deps=[token])",
-        "acc = warpgroup_mma_wait(2, deps=[token])",
+        "warpgroup_mma_wait(2, deps=[left, right])",
+        "warpgroup_mma_wait(4, deps=[left, right])",
         "wrong",
     ),
     (
@@ -222,9 +222,14 @@ FAULTS = [
         "",
         "TIMEOUT",
     ),
-    ("fused_moe", "no wait for the last product", "acc = warpgroup_mma_wait(0, deps=[acc])", "pass", "RACE"),
-    ("fused_moe", "another expert's weights", "gl.load(expert_ids + row_tile) * N", "gl.load(expert_ids) * N", "wrong"),
-    ("fused_moe", "ties in the order", "(tile < mine)", "(tile <= mine)", "OUT_OF_BOUNDS wrong"),
+    ("fused_moe", "no wait for the last product", "warpgroup_mma_wait(0, deps=[left, right])", "left, right", "RACE"),
+    ("fused_moe", "the next tile's rows", "a_row = row_tile * 128", "a_row = 0", "wrong"),
+    ("fused_moe", "another expert's weights", "b_row = expert * N", "b_row = 0 * N", "wrong"),
+    ("fused_moe", "ties in the order", "(other[None, :] < mine", "(other[None, :] <= mine", "OUT_OF_BOUNDS wrong"),
+    ("fused_moe", "the halves' factors", "factor_smem.index(SIDE * 2 + half)", "factor_smem.index(SIDE * 2)", "wrong"),
+    ("fused_moe", "overwritten while it is stored", "            tma.store_wait(0)\n", "", "wrong"),
+    ("fused_moe", "no fence before the store", "            fence_async_shared()\n", "", "RACE"),
+    ("fused_moe", "left before it is stored", "    tma.store_wait(0)\n\n\n", "\n\n", "RACE"),
     ("ragged_prefill", "a stage is not released", "mbarrier.arrive(v_empty.index(before))\n", "pass\n", "TIMEOUT"),
     ("ragged_prefill", "parity", "(fill // STAGES) & 1)", "(fill // STAGES + 1) & 1)", "TIMEOUT wrong"),
     ("ragged_prefill", "no wait for V", "mbarrier.wait(v_full.index(before)", "(lambda *_: 0)(v_full", "wrong"),

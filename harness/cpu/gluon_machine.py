@@ -43,6 +43,7 @@ class Partition(threading.Thread):
         self.place = ""  # the line where it waits
         self.flight: list[Product] = []  # wgmma that nobody has waited for
         self.copies: list[Callable[[], None]] = []  # cp.async that no barrier has been told of
+        self.stores = 0  # by TMA, still to read shared memory
         self.done = False
 
     def run(self) -> None:
@@ -83,7 +84,7 @@ class Program:
 
 @dataclasses.dataclass(eq=False)
 class Store:
-    """Tiles that were stored to, and which partitions have fenced since: wgmma of others may see what was before."""
+    """Tiles that were stored to, and which partitions have fenced since: wgmma and TMA of others may see older data."""
 
     writer: Partition
     memory: Memory
@@ -268,16 +269,16 @@ class Memory:
         return self.allocation is other.allocation and self.begin < other.end and other.begin < self.end
 
     def stored_by(self, writer: Partition) -> None:
-        """wgmma must not read this before a fence, of the writer or of the reader."""
+        """wgmma and TMA must not read this before a fence, of the writer or of the reader."""
         stores = writer.program.stores
         stores[:] = [s for s in stores if s.writer is not writer or not s.memory.overlaps(self)]
         stores.append(Store(writer, self))
 
-    def check_fenced(self) -> None:
-        """KernelFault when this partition's wgmma would read what nobody has fenced."""
+    def check_fenced(self, reader: str = "wgmma") -> None:
+        """KernelFault when this partition's wgmma or TMA would read what nobody has fenced."""
         for store in here().program.stores:
             if store.memory.overlaps(self) and here() not in store.seen:
-                raise KernelFault(Verdict.RACE, "wgmma reads what was stored without fence_async_shared after it.")
+                raise KernelFault(Verdict.RACE, f"{reader} reads what was stored without fence_async_shared after it.")
 
     def load(self, layout: Any) -> Tensor:
         return self.read().clone()
@@ -291,7 +292,7 @@ class Memory:
 
 
 def fence() -> None:
-    """fence_async_shared: what this partition stored, or knows to be stored, is there for wgmma."""
+    """fence_async_shared: what this partition stored, or knows to be stored, is there for wgmma and TMA."""
     stores = here().program.stores
     stores[:] = [store for store in stores if store.writer is not here()]
     for store in stores:

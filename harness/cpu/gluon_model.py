@@ -227,14 +227,18 @@ class TensorDescriptor:
     def __init__(self, base: Tensor, shape: list[int], strides: list[int], block_shape: list[int], layout: Any) -> None:
         self.base, self.shape, self.strides, self.block_shape = base, shape, strides, block_shape
 
-    def box(self, corner: Sequence[int]) -> Tensor:
-        values = torch.zeros(self.block_shape, dtype=self.base.dtype)
+    def views(self, corner: Sequence[int], box: Tensor) -> tuple[Tensor, Tensor]:
+        """The part of the tensor that the box at `corner` covers, and that part of the box."""
         begin = [max(start, 0) for start in corner]
         end = [min(at + block, size) for at, block, size in zip(corner, self.block_shape, self.shape, strict=True)]
-        if all(first < last for first, last in zip(begin, end, strict=True)):
-            inside = tuple(map(slice, begin, end))
-            there = tuple(slice(b - at, e - at) for at, b, e in zip(corner, begin, end, strict=True))
-            values[there] = self.base.as_strided(self.shape, self.strides)[inside]
+        end = [max(first, last) for first, last in zip(begin, end, strict=True)]
+        there = tuple(slice(b - at, e - at) for at, b, e in zip(corner, begin, end, strict=True))
+        return self.base.as_strided(self.shape, self.strides)[tuple(map(slice, begin, end))], box[there]
+
+    def box(self, corner: Sequence[int]) -> Tensor:
+        values = torch.zeros(self.block_shape, dtype=self.base.dtype)
+        inside, there = self.views(corner, values)
+        there.copy_(inside)
         return values
 
 
@@ -250,6 +254,27 @@ def _tma_load(descriptor: TensorDescriptor, corner: Sequence[Any], barrier: Memo
         told.complete(values.numel() * values.element_size())
 
     here().machine.copy(copy)
+
+
+def _tma_store(descriptor: TensorDescriptor, corner: Sequence[Any], memory: Memory) -> None:
+    step()
+    if memory.shape != list(descriptor.block_shape):
+        raise KernelFault(Verdict.RUNTIME_ERROR, f"{memory.shape} copied to a box of {descriptor.block_shape}.")
+    memory.check_fenced("TMA")
+    mine, corner = here(), [int(start) for start in corner]
+
+    def copy() -> None:
+        inside, values = descriptor.views(corner, memory.read())
+        inside.copy_(values)
+        mine.stores -= 1
+
+    mine.stores += 1
+    mine.machine.copy(copy)
+
+
+def _store_wait(pendings: int) -> None:
+    mine = here()
+    mine.hand_over(lambda: mine.stores <= pendings)
 
 
 def _copy_async(memory: Memory, pointer: Pointer, mask: Any = None) -> None:
@@ -367,7 +392,9 @@ _HOPPER: dict[str, Any] = {
     "async_copy": types.SimpleNamespace(async_copy_global_to_shared=_copy_async, mbarrier_arrive=_copy_arrive),
     "fence_async_shared": fence,
     "mbarrier": types.SimpleNamespace(init=_init, wait=_wait, expect=_expect, arrive=_arrive, MBarrierLayout=_layout),
-    "tma": types.SimpleNamespace(async_copy_global_to_shared=_tma_load),
+    "tma": types.SimpleNamespace(
+        async_copy_global_to_shared=_tma_load, async_copy_shared_to_global=_tma_store, store_wait=_store_wait
+    ),
     "warpgroup_mma": _wgmma,
     "warpgroup_mma_wait": _wgmma_wait,
 }

@@ -2,14 +2,16 @@
 
 Contract: that of run_kernel.py. Needs Triton 3.6 with Gluon and compute capability 9.x.
 
-Taken here: N a multiple of 256, fewer than 2^31 rows of weights, a and b aligned to 16 bytes. All else goes to
+Taken here: N a multiple of 256, fewer than 2^31 rows of weights, a, b and out aligned to 16 bytes. All else goes to
 run_kernel.py.
 
 Algorithm: programs stay. Each takes tiles of 128 x 256 of the output, as many apart as there are programs: panels of
-GROUP_M row tiles by all columns, row tiles in the order of their experts (a small launch before finds it), so that the
-programs that run at one time share weights and rows in the L2 cache. Two warpgroups of 64 rows each multiply
-(partitions 0 and 1), one warp loads by TMA (partition 2), STAGES tiles of K ahead and across the tiles' borders, so
-that neither a tile's first loads nor its epilogue leave the memory idle.
+GROUP_M row tiles by all columns, row tiles in the order of their experts, so that the programs that run at one time
+share weights and rows in the L2 cache. Where expert_ids are not sorted, every program finds that order for itself
+before anything else: one more launch would cost more. Two warpgroups of 64 rows each multiply (partitions 0 and 1), one
+warp loads by TMA (partition 2), STAGES tiles of K ahead and across the tiles' borders, so that neither a tile's first
+loads nor its epilogue leave the memory idle. A warpgroup has its sums in two halves of 128 columns, the widest int8
+product that Triton knows; each half leaves through 16 KiB of shared memory, by TMA while the next half is scaled.
 
 Barriers, all phases start at 0; f counts tiles of K over the life of a program:
   full[f % STAGES]   one arrival (the loader's expect) and the bytes. Waited for with parity f // STAGES.
@@ -33,121 +35,176 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-# (GROUP_M, STAGES, REGISTERS of a multiplying thread). Four stages of 16 + 32 KiB are 192 KiB, one program per
-# multiprocessor. 240 registers are the most that two warpgroups can have beside a warp with 24; sums take 128 of them.
-TUNING = {"sm90": (16, 4, 240)}
+# (GROUP_M, STAGES, REGISTERS of a multiplying thread). Four stages of 16 + 32 KiB are 192 KiB and the outputs' halves
+# 32: one program per multiprocessor. 240 registers are the most that two warpgroups can have beside a warp with 24;
+# sums take 128 of them.
+TUNING = {"sm90": (8, 4, 240)}
 DEVICE = "sm90"
 PROGRAMS = 132  # one per multiprocessor of an H100 or H200
 PLANS = {}
+THREAD_BARRIER = getattr(gl, "thread_barrier", None) or gl.barrier  # renamed by Triton 3.7
 
 
 @gluon.jit
-def order_kernel(expert_ids, order, row_tiles, BLOCK: gl.constexpr):
-    # One program per row tile: its place in the order of the experts, tiles of one expert as they are.
+def _is_sorted(expert_ids, row_tiles):
     LINE: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    mine = gl.program_id(0)
-    expert = gl.load(expert_ids + mine)
-    place = mine * 0
-    for first in range(0, row_tiles, BLOCK):
-        tile = first + gl.arange(0, BLOCK, LINE)
-        other = gl.load(expert_ids + tile, mask=tile < row_tiles, other=2147483647)
-        before = (tile < row_tiles) & ((other < expert) | ((other == expert) & (tile < mine)))
-        place += gl.sum(before.to(gl.int32), axis=0)
-    gl.store(order + place, mine)
+    descents = gl.zeros([256], gl.int32, LINE)
+    for first in range(0, row_tiles, 256):
+        tile = first + gl.arange(0, 256, LINE)
+        last = row_tiles - 1
+        mine = gl.load(expert_ids + gl.minimum(tile, last))
+        descents += (mine > gl.load(expert_ids + gl.minimum(tile + 1, last))).to(gl.int32)
+    return gl.sum(descents, axis=0) == 0
 
 
 @gluon.jit
-def _tile(item, order, row_tiles, column_tiles, GROUP_M: gl.constexpr):
-    # Row tile and column tile of an item.
+def _sort(expert_ids, order, row_tiles):
+    # order[i] = row tile at place i in the order of the experts, tiles of one expert as they are. A thread counts the
+    # tiles before its own.
+    PAIRS: gl.constexpr = gl.BlockedLayout([1, 16], [32, 1], [4, 1], [1, 0])
+    for first in range(0, row_tiles, 128):
+        mine = first + gl.arange(0, 128, gl.SliceLayout(1, PAIRS))
+        expert = gl.load(expert_ids + mine, mask=mine < row_tiles, other=0)
+        place = gl.zeros([128], gl.int32, gl.SliceLayout(1, PAIRS))
+        for begin in range(0, row_tiles, 16):
+            other = begin + gl.arange(0, 16, gl.SliceLayout(0, PAIRS))
+            its = gl.load(expert_ids + other, mask=other < row_tiles, other=2147483647)[None, :]
+            tie = (its == expert[:, None]) & (other[None, :] < mine[:, None])
+            before = ((its < expert[:, None]) | tie) & (other < row_tiles)[None, :]
+            place += gl.sum(before.to(gl.int32), axis=1)
+        gl.store(order + place, mine, mask=mine < row_tiles)
+
+
+@gluon.jit
+def _work(item, tiles, column_tiles, GROUP_M: gl.constexpr):
+    # Row tile, column tile and expert of an item.
+    expert_ids, order, ordered, row_tiles = tiles
     panel = item // (GROUP_M * column_tiles)
     first = panel * GROUP_M
     height = gl.minimum(row_tiles - first, GROUP_M)
     within = item - first * column_tiles
-    return gl.load(order + first + within % height), within // height
+    row_tile = first + within % height
+    if not ordered:
+        row_tile = gl.load(order + row_tile)
+    return row_tile, within // height, gl.load(expert_ids + row_tile)
 
 
 @gluon.jit
-def _loader(
-    a_desc, b_desc, expert_ids, order, memory, row_tiles, N, k_tiles, GROUP_M: gl.constexpr, STAGES: gl.constexpr
-):
-    a_smem, b_smem, full, empty = memory
+def _loader(a_desc, b_desc, tiles, memory, barriers, N, k_tiles, GROUP_M: gl.constexpr, STAGES: gl.constexpr):
+    a_smem, b_smem, _, _ = memory
+    full, empty = barriers
     column_tiles = N // 256
+    items = tiles[3] * column_tiles
     fill = 0
-    for item in range(gl.program_id(0), row_tiles * column_tiles, gl.num_programs(0)):
-        row_tile, column_tile = _tile(item, order, row_tiles, column_tiles, GROUP_M)
-        b_row = gl.load(expert_ids + row_tile) * N + column_tile * 256
+    row_tile, column_tile, expert = _work(gl.program_id(0), tiles, column_tiles, GROUP_M)
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        a_row = row_tile * 128
+        b_row = expert * N + column_tile * 256
+        # The next item, now: between two items its loads would hold up those of the tiles.
+        row_tile, column_tile, expert = _work(
+            gl.minimum(item + gl.num_programs(0), items - 1), tiles, column_tiles, GROUP_M
+        )
         for k in range(0, k_tiles):
             stage = fill % STAGES
             mbarrier.wait(empty.index(stage), ((fill // STAGES) & 1) ^ 1)
-            mbarrier.expect(full.index(stage), (128 + 256) * 128)
-            tma.async_copy_global_to_shared(b_desc, [b_row, k * 128], full.index(stage), b_smem.index(stage))
-            tma.async_copy_global_to_shared(
-                a_desc, [row_tile * 128, k * 128], full.index(stage), a_smem.index(stage * 2)
-            )
-            tma.async_copy_global_to_shared(
-                a_desc, [row_tile * 128 + 64, k * 128], full.index(stage), a_smem.index(stage * 2 + 1)
-            )
+            bar = full.index(stage)
+            mbarrier.expect(bar, (128 + 256) * 128)
+            for half in gl.static_range(2):
+                tma.async_copy_global_to_shared(
+                    a_desc, [a_row + half * 64, k * 128], bar, a_smem.index(stage * 2 + half)
+                )
+                tma.async_copy_global_to_shared(
+                    b_desc, [b_row + half * 128, k * 128], bar, b_smem.index(stage * 2 + half)
+                )
             fill += 1
 
 
 @gluon.jit
 def _consumer(
-    factors, expert_ids, order, out, memory, row_tiles, N, k_tiles, SIDE: gl.constexpr, GROUP_M: gl.constexpr,
+    out_desc, factors, tiles, memory, barriers, N, k_tiles, SIDE: gl.constexpr, GROUP_M: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
     scale_a, scale_b, moe_weights = factors
-    a_smem, b_smem, full, empty = memory
+    a_smem, b_smem, out_smem, factor_smem = memory
+    full, empty = barriers
     ACC: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 32])
+    LINE: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     column_tiles = N // 256
     fill = 0
-    for item in range(gl.program_id(0), row_tiles * column_tiles, gl.num_programs(0)):
-        row_tile, column_tile = _tile(item, order, row_tiles, column_tiles, GROUP_M)
-        acc = gl.zeros([64, 256], gl.int32, ACC)
+    for item in range(gl.program_id(0), tiles[3] * column_tiles, gl.num_programs(0)):
+        row_tile, column_tile, expert = _work(item, tiles, column_tiles, GROUP_M)
+        # ---- factors, before the products: 2 rows and 2 columns per thread
+        first_row = row_tile * 128 + SIDE * 64
+        row = first_row + gl.arange(0, 64, gl.SliceLayout(1, ACC))
+        by_row = gl.load(scale_a + row)
+        weight = gl.load(moe_weights + row)
+        columns = scale_b + expert.to(gl.int64) * N + column_tile * 256
+        left_factor = gl.load(columns + gl.arange(0, 128, LINE))
+        right_factor = gl.load(columns + 128 + gl.arange(0, 128, LINE))
+
+        left = gl.zeros([64, 128], gl.int32, ACC)
+        right = gl.zeros([64, 128], gl.int32, ACC)
         for k in range(0, k_tiles):
             stage = fill % STAGES
             mbarrier.wait(full.index(stage), (fill // STAGES) & 1)
-            token = warpgroup_mma(
-                a_smem.index(stage * 2 + SIDE), b_smem.index(stage).permute([1, 0]), acc, use_acc=k > 0, is_async=True
-            )
-            acc = warpgroup_mma_wait(1, deps=[token])
+            a_tile = a_smem.index(stage * 2 + SIDE)
+            left_b = b_smem.index(stage * 2).permute([1, 0])
+            right_b = b_smem.index(stage * 2 + 1).permute([1, 0])
+            left = warpgroup_mma(a_tile, left_b, left, use_acc=k > 0, is_async=True)
+            right = warpgroup_mma(a_tile, right_b, right, use_acc=k > 0, is_async=True)
+            left, right = warpgroup_mma_wait(2, deps=[left, right])
             mbarrier.arrive(empty.index((fill + STAGES - 1) % STAGES), pred=k > 0)
             fill += 1
-        acc = warpgroup_mma_wait(0, deps=[acc])
+        left, right = warpgroup_mma_wait(0, deps=[left, right])
         mbarrier.arrive(empty.index((fill + STAGES - 1) % STAGES))
 
         # ---- epilogue, multiplied in the contract's order
-        row = row_tile * 128 + SIDE * 64 + gl.arange(0, 64, gl.SliceLayout(1, ACC))
-        column = column_tile * 256 + gl.arange(0, 256, gl.SliceLayout(0, ACC))
-        expert = gl.load(expert_ids + row_tile).to(gl.int64)
-        by_row = gl.load(scale_a + row)
-        weight = gl.load(moe_weights + row)
-        by_column = gl.load(scale_b + expert * N + column)
-        result = acc.to(gl.float32) * by_row[:, None] * by_column[None, :] * weight[:, None]
-        gl.store(out + (row.to(gl.int64) * N)[:, None] + column[None, :], result.to(gl.bfloat16))
+        factor_smem.index(SIDE * 2).store(left_factor)
+        factor_smem.index(SIDE * 2 + 1).store(right_factor)
+        for half in gl.static_range(2):
+            sums = left if half == 0 else right
+            by_column = factor_smem.index(SIDE * 2 + half).load(gl.SliceLayout(0, ACC))
+            result = sums.to(gl.float32) * by_row[:, None] * by_column[None, :] * weight[:, None]
+            tma.store_wait(0)
+            out_smem.index(SIDE).store(result.to(gl.bfloat16))
+            fence_async_shared()
+            tma.async_copy_shared_to_global(out_desc, [first_row, column_tile * 256 + half * 128], out_smem.index(SIDE))
+    tma.store_wait(0)
 
 
 @gluon.jit
 def moe_kernel(
-    a_desc, b_desc, scale_a, scale_b, moe_weights, expert_ids, order, out, row_tiles, N, k_tiles,
+    a_desc, b_desc, out_desc, scale_a, scale_b, moe_weights, expert_ids, orders, row_tiles, N, k_tiles,
     GROUP_M: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     BYTES: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
+    HALF: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    FACTORS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     a_smem = gl.allocate_shared_memory(gl.int8, [2 * STAGES, 64, 128], BYTES)
-    b_smem = gl.allocate_shared_memory(gl.int8, [STAGES, 256, 128], BYTES)
+    b_smem = gl.allocate_shared_memory(gl.int8, [2 * STAGES, 128, 128], BYTES)
+    out_smem = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 128], HALF)
+    factor_smem = gl.allocate_shared_memory(gl.float32, [4, 128], FACTORS)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for s in gl.static_range(STAGES):
         mbarrier.init(full.index(s), count=1)
         mbarrier.init(empty.index(s), count=2)
     fence_async_shared()
+    order = orders + gl.program_id(0) * row_tiles
+    ordered = _is_sorted(expert_ids, row_tiles)
+    if not ordered:
+        _sort(expert_ids, order, row_tiles)
+        THREAD_BARRIER()
+    tiles = (expert_ids, order, ordered, row_tiles)
     factors = (scale_a, scale_b, moe_weights)
-    memory = (a_smem, b_smem, full, empty)
+    memory = (a_smem, b_smem, out_smem, factor_smem)
+    barriers = (full, empty)
     # fmt: off
     gl.warp_specialize(
         [
-            (_consumer, (factors, expert_ids, order, out, memory, row_tiles, N, k_tiles, 0, GROUP_M, STAGES)),
-            (_consumer, (factors, expert_ids, order, out, memory, row_tiles, N, k_tiles, 1, GROUP_M, STAGES)),
-            (_loader, (a_desc, b_desc, expert_ids, order, memory, row_tiles, N, k_tiles, GROUP_M, STAGES)),
+            (_consumer, (out_desc, factors, tiles, memory, barriers, N, k_tiles, 0, GROUP_M, STAGES)),
+            (_consumer, (out_desc, factors, tiles, memory, barriers, N, k_tiles, 1, GROUP_M, STAGES)),
+            (_loader, (a_desc, b_desc, tiles, memory, barriers, N, k_tiles, GROUP_M, STAGES)),
         ],
         [4, 1],
         [REGISTERS, 24],
@@ -156,21 +213,23 @@ def moe_kernel(
 
 
 class Plan:
-    """One specialisation of the kernel, kept: descriptors (their base and length change), constants, compiled kernels.
+    """One specialisation of the kernel, kept: descriptors (their base and length change), constants, compiled kernel.
 
     A launch through a compiled kernel costs the host half of one through the function, which looks at every argument to
     find that kernel again. For that the plan's key must hold all that a specialisation depends on.
     """
 
-    def __init__(self, a, b):
+    def __init__(self, a, b, out):
         rows, K = a.shape
         experts, N, _ = b.shape
-        tile = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
-        self.a = TensorDescriptor(a, [rows, K], [K, 1], [64, 128], tile)
-        self.b = TensorDescriptor(b, [experts * N, K], [K, 1], [256, 128], tile)
-        self.order = torch.empty(rows // 128, dtype=torch.int32, device=a.device)
-        self.block = 128 if rows <= 128 * 128 else 1024
-        self.order_kernel = self.kernel = None
+        int8 = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
+        bf16 = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+        self.a = TensorDescriptor(a, [rows, K], [K, 1], [64, 128], int8)
+        self.b = TensorDescriptor(b, [experts * N, K], [K, 1], [128, 128], int8)
+        self.out = TensorDescriptor(out, [rows, N], [N, 1], [64, 128], bf16)
+        self.programs = min(PROGRAMS, rows // 128 * (N // 256))
+        self.orders = torch.empty(self.programs * (rows // 128), dtype=torch.int32, device=a.device)
+        self.kernel = None
 
 
 def _portable():
@@ -204,19 +263,14 @@ def run_kernel(a, b_col_major, scale_a, scale_b, moe_weights, token_ids, expert_
     key = (rows, experts, N, K, a.get_device())
     plan = PLANS.get(key)
     if plan is None:
-        plan = PLANS[key] = Plan(a, b_col_major)
-    plan.a.base, plan.b.base = a, b_col_major
-    row_tiles = rows // 128
-    order_args = (expert_ids, plan.order, row_tiles, plan.block)
+        plan = PLANS[key] = Plan(a, b_col_major, out)
+    plan.a.base, plan.b.base, plan.out.base = a, b_col_major, out
     args = (
-        *(plan.a, plan.b, scale_a, scale_b, moe_weights, expert_ids, plan.order, out, row_tiles, N, K // 128),
+        *(plan.a, plan.b, plan.out, scale_a, scale_b, moe_weights, expert_ids, plan.orders, rows // 128, N, K // 128),
         *TUNING[DEVICE],
     )
-    programs = min(PROGRAMS, row_tiles * (N // 256))
     if plan.kernel is None:
-        plan.order_kernel = order_kernel[(row_tiles,)](*order_args, num_warps=4)
-        plan.kernel = moe_kernel[(programs,)](*args, num_warps=4)
+        plan.kernel = moe_kernel[(plan.programs,)](*args, num_warps=4)
     else:
-        plan.order_kernel[(row_tiles, 1, 1)](*order_args)
-        plan.kernel[(programs, 1, 1)](*args)
-    plan.a.base = plan.b.base = None  # keeps no tensor of the caller's alive
+        plan.kernel[(plan.programs, 1, 1)](*args)
+    plan.a.base = plan.b.base = plan.out.base = None  # keeps no tensor of the caller's alive
