@@ -201,7 +201,7 @@ _TILELANG = (
         "keeps the accumulator as it is when the maximum rises",
         ("                    acc[i, d] *= rescale[i]\n", "                    acc[i, d] *= 1.0\n"),
         cpu=(V.WRONG_ANSWER,),
-        cases=(2,),
+        cases=(6,),
     ),
     _tilelang(
         "prefix_mean",
