@@ -45,6 +45,26 @@ def right(kernel: languages.Submission, truth: contract.Contract, args: list[Any
     return torch.allclose(output.float(), truth.honest(*args)["output"].float(), rtol=0.02, atol=0.02)
 
 
+def latent(lengths: list[int], page: int, spread: float = 1.0) -> list[Any]:
+    """20 heads, pages back to front and one to spare, NaN in every dead slot. spread: of the scores."""
+    heads, dim = 20, 512
+    generator = torch.Generator().manual_seed(page)
+    counts = [-(-length // page) for length in lengths]
+    q, q_pe = (torch.randn((len(lengths), heads, d), generator=generator).bfloat16() for d in (dim, 64))
+    q *= spread
+    ckv, kpe = (torch.randn((sum(counts) + 1, page, d), generator=generator).bfloat16() for d in (dim, 64))
+    order = torch.arange(sum(counts), 0, -1, dtype=torch.int32)
+    ends = torch.tensor([0, *counts]).cumsum(0).int()
+    ckv[0], kpe[0] = torch.nan, torch.nan
+    for end, count, length in zip(ends[1:].tolist(), counts, lengths, strict=True):
+        if count:
+            ckv[order[end - 1], length - (count - 1) * page :] = torch.nan
+            kpe[order[end - 1], length - (count - 1) * page :] = torch.nan
+    indptr, lens = torch.arange(len(lengths) + 1, dtype=torch.int32), torch.tensor(lengths, dtype=torch.int32)
+    output = torch.full_like(q, torch.nan)
+    return [q, q_pe, ckv, kpe, output, indptr, ends, order, lens, len(lengths), max(lengths), heads, dim, 64, page, 0]
+
+
 def test_which_page_sizes_go_where() -> None:
     taken = load("paged_prefill")[2]["_taken"]
     for dim, sizes in ((64, [8, 16, 32, 64, 128]), (128, [8, 16, 32, 64, 128]), (256, [8, 16, 32, 64]), (96, [])):
@@ -67,14 +87,43 @@ def test_pages_that_fit_run_here_and_others_in_the_file_beside() -> None:
     assert len(names["_kernels"]) == 1
 
 
-def test_a_wrong_mask_shows(tmp_path: Path) -> None:
-    original = submission_path("paged_prefill", "tilelang", "hopper")
-    text, good = original.read_text(encoding="utf-8"), "first_key + j <= limit +"
+@pytest.mark.parametrize("page", [1, 3, 64])
+def test_latent_pages_of_any_size(page: int) -> None:
+    kernel, truth, names = load("mla_decode")
+    assert right(kernel, truth, latent([0, 1, 31, 200, 64], page))
+    assert right(kernel, truth, latent([300], page, 30.0))
+    assert len(names["_kernels"]) == 1
+    assert names["_joins"]  # something was cut into parts
+
+
+def test_latent_rows_that_cannot_be_copied_16_bytes_at_a_time_go_to_the_file_beside() -> None:
+    kernel, truth, names = load("mla_decode")
+    args = latent([40, 3], 1)
+    ckv = torch.empty(args[2].numel() + 1, dtype=torch.bfloat16)[1:].view(args[2].shape)
+    args[2] = ckv.copy_(args[2])
+    assert right(kernel, truth, args)
+    assert not names["_kernels"]
+    assert not names["_taken"](256, 64, 0)
+    assert not names["_taken"](512, 32, 0)
+
+
+MUTATIONS = [
+    ("paged_prefill", "first_key + j <= limit +", "first_key + j < limit +", lambda: paged(8)),
+    ("mla_decode", "first_key + j < kv_len, S", "first_key + j <= kv_len, S", lambda: latent([33, 5], 1)),
+    ("mla_decode", "sums[i, j] * scale[i] + S", "sums[i, j] + S", lambda: latent([300] * 8, 1, 30.0)),
+    ("mla_decode", "acc[i, d] *= scale[i]", "acc[i, d] *= 1", lambda: latent([300] * 8, 1, 30.0)),
+]
+
+
+@pytest.mark.parametrize(("task", "good", "bad", "arguments"), MUTATIONS)
+def test_a_wrong_formula_shows(task: str, good: str, bad: str, arguments: Any, tmp_path: Path) -> None:
+    original = submission_path(task, "tilelang", "hopper")
+    text = original.read_text(encoding="utf-8")
     assert text.count(good) == 1
-    (tmp_path / "hopper.py").write_text(text.replace(good, "first_key + j < limit +"), encoding="utf-8")
+    (tmp_path / "hopper.py").write_text(text.replace(good, bad), encoding="utf-8")
     shutil.copy(original.with_name("run_kernel.py"), tmp_path)
-    kernel, truth, _ = load("paged_prefill", tmp_path / "hopper.py")
-    assert not right(kernel, truth, paged(8))
+    kernel, truth, _ = load(task, tmp_path / "hopper.py")
+    assert not right(kernel, truth, arguments())
 
 
 def test_without_the_file_beside_every_call_says_what_is_missing(tmp_path: Path) -> None:
