@@ -194,7 +194,8 @@ class Output:
             return
         self._file.close()
         self._head["clocks"] = {**self._head["clocks"], "after": clocks}
-        text = json.dumps(self.document(), indent=1, allow_nan=False) + "\n"
+        beside = {**self.document(), "csv": self.path.name}  # a kept file says nothing of this machine's folders
+        text = json.dumps(beside, indent=1, allow_nan=False) + "\n"
         self.path.with_suffix(".json").write_text(text, encoding="utf-8")
 
     def document(self) -> dict[str, Any]:
