@@ -440,7 +440,7 @@ def test_a_device_fault_costs_one_point(
         (["--baseline", "--task=fused_moe"], ExitCode.MISSING_FILE, "TASK=fused_moe: it has no grid tutorial"),
         (["--baseline", "--api=BatchMLA"], ExitCode.USAGE, "API=BatchMLA: no such CSV; "),
         (["--baseline", "--points=x"], ExitCode.USAGE, "POINTS=x: x is no point; write numbers and ranges"),
-        (["--ours", f"--api={MLA}", "--points=30-40"], ExitCode.USAGE, f"{MLA} has points 1 to 32."),
+        (["--ours", f"--api={MLA}", "--points=30-40"], ExitCode.MISSING_FILE, f"{MLA} has points 1 to 32."),
         (["--ours", "--suite=live"], ExitCode.USAGE, "SUITE=live: it means nothing on a grid"),
         (["--baseline", "--lang=triton"], ExitCode.USAGE, "LANG=triton: BASELINE=1 times libraries"),
     ],

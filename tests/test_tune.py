@@ -558,7 +558,7 @@ def test_without_a_gpu_candidates_are_listed_and_not_run(capsys: pytest.CaptureF
     [
         (
             "[[1, 'b1', {}], [2, 'b2', {}]]",
-            ExitCode.USAGE,
+            ExitCode.MISSING_FILE,
             "CASES=3: there is no case 3; the suite judge has cases 1 to 2",
         ),
         ("", ExitCode.PACKAGE_ERROR, "The cases of mla_decode could not be read"),

@@ -119,7 +119,8 @@ def parse_points(text: str | None, chosen: Sequence[tuple[str, Grid]]) -> list[i
     numbers = plan.parse_cases(text, "POINTS")
     for _, grid in chosen:
         if numbers[-1] > len(grid.points):
-            raise KitError(f"POINTS={text}: {grid.api} has points 1 to {len(grid.points)}.")
+            last = len(grid.points)
+            raise KitError(f"POINTS={text}: {grid.api} has points 1 to {last}.", ExitCode.MISSING_FILE)
     return numbers
 
 

@@ -109,7 +109,10 @@ def chosen_cases(task: str, suite: str, text: str | None) -> list[Case]:
     wanted = plan.parse_cases(text) if text else [case.number for case in every]
     missing = [number for number in wanted if not any(case.number == number for case in every)]
     if missing:
-        raise KitError(f"CASES={text}: there is no case {missing[0]}; the suite {suite} has cases 1 to {len(every)}.")
+        raise KitError(
+            f"CASES={text}: there is no case {missing[0]}; the suite {suite} has cases 1 to {len(every)}.",
+            ExitCode.MISSING_FILE,
+        )
     return [case for case in every if case.number in wanted]
 
 
