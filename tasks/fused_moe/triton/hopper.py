@@ -17,6 +17,8 @@ Barriers, all phases start at 0; f counts tiles of K over the life of a program:
   full[f % STAGES]   one arrival (the loader's expect) and the bytes. Waited for with parity f // STAGES.
   empty[f % STAGES]  two arrivals, one per warpgroup, after its product with tile f has been waited for. The loader
                      waits with parity f // STAGES + 1: at once for the first STAGES.
+  ahead              one arrival, by warpgroup 0 after its first step; warpgroup 1 does not begin before. Half a step
+                     behind for good, it multiplies while the other is in its epilogue.
 """
 
 import pathlib
@@ -35,10 +37,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-# (GROUP_M, STAGES, REGISTERS of a multiplying thread). Four stages of 16 + 32 KiB are 192 KiB and the outputs' halves
-# 32: one program per multiprocessor. 240 registers are the most that two warpgroups can have beside a warp with 24;
-# sums take 128 of them.
-TUNING = {"sm90": (8, 4, 240)}
+# (GROUP_M, GROUP_M from 128 row tiles on, STAGES, REGISTERS of a multiplying thread). The 132 programs of a wave take
+# GROUP_M row tiles by 132 / GROUP_M column tiles: where many row tiles share an expert, nearly square is least to load;
+# where each has its own, weights are read once whatever the panel. Four stages of 16 + 32 KiB are 192 KiB and the
+# outputs' halves 32: one program per multiprocessor. 240 registers are the most that two warpgroups can have beside a
+# warp with 24; sums take 128 of them.
+TUNING = {"sm90": (8, 16, 4, 240)}
 DEVICE = "sm90"
 PROGRAMS = 132  # one per multiprocessor of an H100 or H200
 PLANS = {}
@@ -92,7 +96,7 @@ def _work(item, tiles, column_tiles, GROUP_M: gl.constexpr):
 @gluon.jit
 def _loader(a_desc, b_desc, tiles, memory, barriers, N, k_tiles, GROUP_M: gl.constexpr, STAGES: gl.constexpr):
     a_smem, b_smem, _, _ = memory
-    full, empty = barriers
+    full, empty, _ = barriers
     column_tiles = N // 256
     items = tiles[3] * column_tiles
     fill = 0
@@ -126,7 +130,7 @@ def _consumer(
 ):  # fmt: skip
     scale_a, scale_b, moe_weights = factors
     a_smem, b_smem, out_smem, factor_smem = memory
-    full, empty = barriers
+    full, empty, ahead = barriers
     ACC: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 32])
     LINE: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     column_tiles = N // 256
@@ -146,6 +150,9 @@ def _consumer(
         right = gl.zeros([64, 128], gl.int32, ACC)
         for k in range(0, k_tiles):
             stage = fill % STAGES
+            if SIDE == 1:  # noqa: SIM102 (decided when compiling)
+                if fill == 0:
+                    mbarrier.wait(ahead, 0)
             mbarrier.wait(full.index(stage), (fill // STAGES) & 1)
             a_tile = a_smem.index(stage * 2 + SIDE)
             left_b = b_smem.index(stage * 2).permute([1, 0])
@@ -154,6 +161,8 @@ def _consumer(
             right = warpgroup_mma(a_tile, right_b, right, use_acc=k > 0, is_async=True)
             left, right = warpgroup_mma_wait(2, deps=[left, right])
             mbarrier.arrive(empty.index((fill + STAGES - 1) % STAGES), pred=k > 0)
+            if SIDE == 0:
+                mbarrier.arrive(ahead, pred=fill == 0)
             fill += 1
         left, right = warpgroup_mma_wait(0, deps=[left, right])
         mbarrier.arrive(empty.index((fill + STAGES - 1) % STAGES))
@@ -186,6 +195,8 @@ def moe_kernel(
     factor_smem = gl.allocate_shared_memory(gl.float32, [4, 128], FACTORS)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    ahead = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(ahead, count=1)
     for s in gl.static_range(STAGES):
         mbarrier.init(full.index(s), count=1)
         mbarrier.init(empty.index(s), count=2)
@@ -198,7 +209,7 @@ def moe_kernel(
     tiles = (expert_ids, order, ordered, row_tiles)
     factors = (scale_a, scale_b, moe_weights)
     memory = (a_smem, b_smem, out_smem, factor_smem)
-    barriers = (full, empty)
+    barriers = (full, empty, ahead)
     # fmt: off
     gl.warp_specialize(
         [
@@ -265,9 +276,11 @@ def run_kernel(a, b_col_major, scale_a, scale_b, moe_weights, token_ids, expert_
     if plan is None:
         plan = PLANS[key] = Plan(a, b_col_major, out)
     plan.a.base, plan.b.base, plan.out.base = a, b_col_major, out
+    group_m, group_m_of_many, stages, registers = TUNING[DEVICE]
+    row_tiles = rows // 128
     args = (
-        *(plan.a, plan.b, plan.out, scale_a, scale_b, moe_weights, expert_ids, plan.orders, rows // 128, N, K // 128),
-        *TUNING[DEVICE],
+        *(plan.a, plan.b, plan.out, scale_a, scale_b, moe_weights, expert_ids, plan.orders, row_tiles, N, K // 128),
+        *(group_m if row_tiles < 128 else group_m_of_many, stages, registers),
     )
     if plan.kernel is None:
         plan.kernel = moe_kernel[(plan.programs,)](*args, num_warps=4)
