@@ -11,6 +11,7 @@ from harness import contract, languages
 from harness.catalog import reference_path, submission_path
 from harness.devices import pick
 from harness.languages import tilelang as language
+from harness.lint import tilelang_lower
 from harness.verdict import ExitCode, KitError
 
 pytest.importorskip("tilelang")
@@ -110,7 +111,7 @@ def test_latent_rows_that_cannot_be_copied_16_bytes_at_a_time_go_to_the_file_bes
 MUTATIONS = [
     ("paged_prefill", "first_key + j <= limit +", "first_key + j < limit +", lambda: paged(8)),
     ("mla_decode", "first_key + j < kv_len, S", "first_key + j <= kv_len, S", lambda: latent([33, 5], 1)),
-    ("mla_decode", "sums[i, j] * scale[i] + S", "sums[i, j] + S", lambda: latent([300] * 8, 1, 30.0)),
+    ("mla_decode", "sums[i] *= scale[i]", "sums[i] *= 1", lambda: latent([300] * 8, 1, 30.0)),
     ("mla_decode", "acc[i, d] *= scale[i]", "acc[i, d] *= 1", lambda: latent([300] * 8, 1, 30.0)),
 ]
 
@@ -124,6 +125,22 @@ def test_a_wrong_formula_shows(task: str, good: str, bad: str, arguments: Any, t
     shutil.copy(original.with_name("run_kernel.py"), tmp_path)
     kernel, truth, _ = load(task, tmp_path / "hopper.py")
     assert not right(kernel, truth, arguments())
+
+
+def adds_up_what_it_finds(source: str) -> bool:
+    """Whether every tile of which a lowered kernel finds the rows' maxima has their sums as well."""
+    return source.count("AllReduce<tl::SumOp") == source.count("AllReduce<tl::MaxOp") > 0
+
+
+def test_both_warpgroups_of_the_latent_kernel_add_up_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    # TileLang once left out the sums of the second one, since they had a layout that named the first one's threads; the
+    # plain row that runs here has one warpgroup, and the device was wrong wherever a part had two tiles.
+    monkeypatch.setitem(tilelang_lower.TARGETS, "sm_90a", {"kind": "cuda", "arch": "sm_90a"})
+    attend = load("mla_decode")[2]["attend"]
+    lowered = tilelang_lower.lower(attend, (64, 1, 64, 64, True, False, True), "sm_90a")
+    assert adds_up_what_it_finds(lowered["source"]), lowered.get("error")
+    assert lowered["shared"] <= 232448
+    assert not adds_up_what_it_finds(lowered["source"].replace("AllReduce<tl::SumOp", "", 1))
 
 
 def test_without_the_file_beside_every_call_says_what_is_missing(tmp_path: Path) -> None:

@@ -84,12 +84,6 @@ def attend(num_heads, page_size, BLOCK_H, BLOCK_N, hopper, scores_first, one_lau
     used_pages = T.dynamic("used_pages")
     parts = T.dynamic("parts")
     policy = T.GemmWarpPolicy.FullRow
-    # Partial sums of a row: column j of 8 is one lane's, as in the scores' own layout.
-    by_lane = T.Fragment(
-        (BLOCK_H, 8),
-        forward_thread_fn=lambda i, j: i // 16 * 32 + i % 8 * 4 + j // 2,
-        forward_index_fn=lambda i, j: i % 16 // 8 * 2 + j % 2,
-    )
     SEQUENCE, SPLIT, SPLITS, FIRST_PART = range(4)
 
     @T.macro
@@ -133,11 +127,11 @@ def attend(num_heads, page_size, BLOCK_H, BLOCK_N, hopper, scores_first, one_lau
             scale[i] = T.exp2((row_max[i] - fresh[i]) * FACTOR)
         for i, j in T.Parallel(BLOCK_H, BLOCK_N):
             S[i, j] = T.exp2(S[i, j] * FACTOR - fresh[i] * FACTOR)
-        for i, j in T.Parallel(BLOCK_H, 8):
-            sums[i, j] = sums[i, j] * scale[i] + S[i, j]
-        for c in T.unroll(1, BLOCK_N // 8):
-            for i, j in T.Parallel(BLOCK_H, 8):
-                sums[i, j] += S[i, c * 8 + j]
+        # A layout of partial sums would have to name threads, and TileLang leaves out, without a word, what a branch of
+        # other threads does with them.
+        for i in T.Parallel(BLOCK_H):
+            sums[i] *= scale[i]
+        T.reduce_sum(S, sums, dim=1, clear=False)
         for i in T.Parallel(BLOCK_H):
             scale[i] = T.exp2((previous[i] - fresh[i]) * FACTOR)
         T.copy(fresh, row_max)
@@ -303,8 +297,7 @@ def attend(num_heads, page_size, BLOCK_H, BLOCK_N, hopper, scores_first, one_lau
         row_max = T.alloc_fragment((BLOCK_H,), "float32")
         previous = T.alloc_fragment((BLOCK_H,), "float32")
         scale = T.alloc_fragment((BLOCK_H,), "float32")
-        sums = T.alloc_fragment((BLOCK_H, 8), "float32")
-        T.annotate_layout({sums: by_lane})
+        sums = T.alloc_fragment((BLOCK_H,), "float32")
         warp = thread // 32 % 4
         other = 1 - x
         T.fill(acc, 0)
@@ -355,21 +348,20 @@ def attend(num_heads, page_size, BLOCK_H, BLOCK_N, hopper, scores_first, one_lau
             settle(0, acc, HALF)
 
         # The rows' sums over both warpgroups' tiles; the output is relative to the larger of the last maxima.
-        T.reduce_sum(sums, fresh, dim=1)
         T.copy(row_max, last_maxima[x, :])
-        T.copy(fresh, totals[x, :])
+        T.copy(sums, totals[x, :])
         T.sync_threads(8, 256)
         for i in T.Parallel(BLOCK_H):
             previous[i] = T.max(row_max[i], last_maxima[other, i])
         for i in T.Parallel(BLOCK_H):
-            fresh[i] = fresh[i] * T.exp2((row_max[i] - previous[i]) * FACTOR) + totals[other, i] * T.exp2(
+            sums[i] = sums[i] * T.exp2((row_max[i] - previous[i]) * FACTOR) + totals[other, i] * T.exp2(
                 (last_maxima[other, i] - previous[i]) * FACTOR
             )
         for i in T.Parallel(BLOCK_H):
             # A row that saw no key has an empty sum, and its output is 0.
-            scale[i] = T.if_then_else(fresh[i] > 0, 1.0 / fresh[i], 0.0)
+            scale[i] = T.if_then_else(sums[i] > 0, 1.0 / sums[i], 0.0)
         if x == 0:
-            store_lse(previous, fresh, info, part, head_0, Lse)
+            store_lse(previous, sums, info, part, head_0, Lse)
         store(acc, scale, x, info, part, head_0, Output, Partial)
 
     # ---- For Hopper: joining the parts in the same launch -----------------------------------------------------------
@@ -550,7 +542,7 @@ def attend(num_heads, page_size, BLOCK_H, BLOCK_N, hopper, scores_first, one_lau
                 row_max = T.alloc_fragment((BLOCK_H,), "float32")
                 previous = T.alloc_fragment((BLOCK_H,), "float32")
                 scale = T.alloc_fragment((BLOCK_H,), "float32")
-                sums = T.alloc_fragment((BLOCK_H, 8), "float32")
+                sums = T.alloc_fragment((BLOCK_H,), "float32")
                 pages = T.alloc_fragment((BLOCK_N,), "int32")
                 for i, d in T.Parallel(BLOCK_H, HALF):
                     Q_left[i, d] = T.if_then_else(
@@ -596,10 +588,9 @@ def attend(num_heads, page_size, BLOCK_H, BLOCK_N, hopper, scores_first, one_lau
                     rescale(right, scale)
                     T.gemm(P, K_left[0, :, :], left, policy=policy)
                     T.gemm(P, K_right[0, :, :], right, policy=policy)
-                T.reduce_sum(sums, fresh, dim=1)
                 for i in T.Parallel(BLOCK_H):
-                    scale[i] = T.if_then_else(fresh[i] > 0, 1.0 / fresh[i], 0.0)
-                store_lse(row_max, fresh, info, part, head_0, Lse)
+                    scale[i] = T.if_then_else(sums[i] > 0, 1.0 / sums[i], 0.0)
+                store_lse(row_max, sums, info, part, head_0, Lse)
                 store(left, scale, 0, info, part, head_0, Output, Partial)
                 store(right, scale, 1, info, part, head_0, Output, Partial)
 
