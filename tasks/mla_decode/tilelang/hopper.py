@@ -84,18 +84,30 @@ def attend(num_heads, page_size, BLOCK_H, BLOCK_N, hopper, scores_first, one_lau
     used_pages = T.dynamic("used_pages")
     parts = T.dynamic("parts")
     policy = T.GemmWarpPolicy.FullRow
-    SEQUENCE, SPLIT, SPLITS, FIRST_PART = range(4)
+    SEQUENCE, SPLIT, SPLITS, FIRST_PART, PAGE_0 = range(5)
 
     @T.macro
-    def locate(part, info, KvLens):
+    def locate(part, lane, info, KvLens, KvIndptr):
         # A sequence gets ceil(tiles / chunk) parts and one at least; the chunk is so large that all fit.
         total = T.alloc_var("int32")
         chunk = T.alloc_var("int32")
         first = T.alloc_var("int32")
         splits = T.alloc_var("int32")
         total = 0
-        for i in T.serial(batch):
-            total += T.ceildiv(KvLens[i], BLOCK_N)
+        if hopper:  # every warp for itself, a sequence to a lane
+            i = T.alloc_var("int32")
+            upto = T.alloc_var("int32")
+            below = T.alloc_var("int32")
+            source = T.alloc_var("int32")
+            page = T.alloc_var("int32")
+            for n in T.serial(T.ceildiv(batch, 32)):
+                if n * 32 + lane < batch:
+                    total += T.ceildiv(KvLens[n * 32 + lane], BLOCK_N)
+            for k in T.unroll(5):
+                total += T.shfl_xor(total, 1 << k)
+        else:
+            for i in T.serial(batch):
+                total += T.ceildiv(KvLens[i], BLOCK_N)
         chunk = 0x7FFFFFFF
         if parts > batch:
             chunk = T.max(-(-MIN_KEYS // BLOCK_N), T.ceildiv(total, parts - batch))
@@ -103,15 +115,44 @@ def attend(num_heads, page_size, BLOCK_H, BLOCK_N, hopper, scores_first, one_lau
         info[SPLIT] = 0
         info[SPLITS] = 0  # stays 0 if there are fewer parts than blocks
         info[FIRST_PART] = 0
+        info[PAGE_0] = 0
         first = 0
-        for i in T.serial(batch):
-            splits = T.max(T.ceildiv(KvLens[i], BLOCK_N) - 1, 0) // chunk + 1
-            if part >= first and part < first + splits:
-                info[SEQUENCE] = i
-                info[SPLIT] = part - first
-                info[SPLITS] = splits
-                info[FIRST_PART] = first
-            first += splits
+        if hopper:
+            i = lane
+            while i - lane < batch:
+                splits = 0
+                page = 0
+                if i < batch:
+                    splits = T.max(T.ceildiv(KvLens[i], BLOCK_N) - 1, 0) // chunk + 1
+                    page = KvIndptr[i]
+                upto = splits
+                for k in T.unroll(5):
+                    below = T.shfl_up(upto, 1 << k)
+                    if lane >= 1 << k:
+                        upto += below
+                source = -1
+                if part - first >= upto - splits and part - first < upto:
+                    source = lane
+                for k in T.unroll(5):
+                    source = T.max(source, T.shfl_xor(source, 1 << k))
+                if source >= 0:
+                    info[SEQUENCE] = i - lane + source
+                    info[SPLITS] = T.shfl_sync(splits, source)
+                    info[FIRST_PART] = first + T.shfl_sync(upto - splits, source)
+                    info[SPLIT] = part - info[FIRST_PART]
+                    info[PAGE_0] = T.shfl_sync(page, source)
+                first += T.shfl_sync(upto, 31)
+                i += 32
+        else:
+            for i in T.serial(batch):
+                splits = T.max(T.ceildiv(KvLens[i], BLOCK_N) - 1, 0) // chunk + 1
+                if part >= first and part < first + splits:
+                    info[SEQUENCE] = i
+                    info[SPLIT] = part - first
+                    info[SPLITS] = splits
+                    info[FIRST_PART] = first
+                    info[PAGE_0] = KvIndptr[i]
+                first += splits
 
     @T.macro
     def softmax(S, fresh, row_max, previous, scale, sums, first_key, kv_len):
@@ -450,12 +491,12 @@ def attend(num_heads, page_size, BLOCK_H, BLOCK_N, hopper, scores_first, one_lau
             K_left = T.alloc_shared((places, BLOCK_N, HALF), "bfloat16")
             K_right = T.alloc_shared((places, BLOCK_N, HALF), "bfloat16")
             K_rope = T.alloc_shared((places, BLOCK_N, DIM_KPE), "bfloat16")
-            info = T.alloc_local((4,), "int32")
+            info = T.alloc_local((5,), "int32")
             part = block // head_tiles
             head_0 = block % head_tiles * BLOCK_H
-            locate(part, info, KvLens)
+            locate(part, T.get_thread_binding() % 32 if hopper else 0, info, KvLens, KvIndptr)
             kv_len = KvLens[info[SEQUENCE]]
-            page_0 = KvIndptr[info[SEQUENCE]]
+            page_0 = info[PAGE_0]
             # An even share of the sequence's tiles.
             first = T.ceildiv(kv_len, BLOCK_N) * info[SPLIT] // T.max(info[SPLITS], 1) * BLOCK_N
             tiles = T.alloc_var("int32")
@@ -485,7 +526,7 @@ def attend(num_heads, page_size, BLOCK_H, BLOCK_N, hopper, scores_first, one_lau
                 ends = (last_maxima, totals)
                 tx = T.get_thread_binding()
                 if tx >= 256:
-                    T.dec_max_nreg(40)
+                    T.dec_max_nreg(56)
                     gather(
                         *(tx - 256, first, tiles, kv_len, page_0, KvIndices, Ckv, Kpe, tile, full),
                         (left_free, right_free),
@@ -493,7 +534,7 @@ def attend(num_heads, page_size, BLOCK_H, BLOCK_N, hopper, scores_first, one_lau
                     if one_launch:
                         T.inc_max_nreg(160)
                 elif tx < 128:
-                    T.inc_max_nreg(232)
+                    T.inc_max_nreg(224)
                     load_queries(tx, info[SEQUENCE], head_0, Q, Qr, queries, q_full)
                     T.barrier_wait(q_full, 0)
                     multiply(
@@ -503,7 +544,7 @@ def attend(num_heads, page_size, BLOCK_H, BLOCK_N, hopper, scores_first, one_lau
                     if one_launch:
                         T.dec_max_nreg(160)
                 else:
-                    T.inc_max_nreg(232)
+                    T.inc_max_nreg(224)
                     load_queries(tx, info[SEQUENCE], head_0, Q, Qr, queries, q_full)
                     T.barrier_wait(q_full, 0)
                     multiply(
