@@ -137,13 +137,12 @@ def paged_prefill_kernel(
             pages = tl.load(page_ids + next_page, mask=next_key < kv_len, other=0)
 
             # ---- scores (BLOCK_M, BLOCK_N)
-            row_offset = key_offset[:, None] + dim[None, :]  # (BLOCK_N, DIM_TILE), of keys and of values
-            kv_mask = key_valid[:, None] & dim_valid[None, :]
             if masked or DIM_TILE > DIM:
-                k_tile = tl.load(kv_base + row_offset, mask=kv_mask, other=0.0)
+                k_mask = key_valid[None, :] & dim_valid[:, None]
+                k_tile = tl.load(kv_base + (key_offset[None, :] + dim[:, None]), mask=k_mask, other=0.0)
             else:
-                k_tile = tl.load(kv_base + row_offset)
-            scores = tl.dot(q_tile, tl.trans(k_tile))
+                k_tile = tl.load(kv_base + (key_offset[None, :] + dim[:, None]))
+            scores = tl.dot(q_tile, k_tile)
             if masked:
                 scores = tl.where(n + key[None, :] < visible[:, None], scores, float("-inf"))
 
@@ -157,9 +156,10 @@ def paged_prefill_kernel(
 
             # ---- accumulate P V
             if masked or DIM_TILE > DIM:
-                v_tile = tl.load(kv_base + PAGE * TOKEN + row_offset, mask=kv_mask, other=0.0)
+                v_mask = key_valid[:, None] & dim_valid[None, :]
+                v_tile = tl.load(kv_base + PAGE * TOKEN + (key_offset[:, None] + dim[None, :]), mask=v_mask, other=0.0)
             else:
-                v_tile = tl.load(kv_base + PAGE * TOKEN + row_offset)
+                v_tile = tl.load(kv_base + PAGE * TOKEN + (key_offset[:, None] + dim[None, :]))
             acc = tl.dot(p.to(v_tile.dtype), v_tile, acc)
 
     # ---- epilogue: a row without any key has total 0 and acc 0
