@@ -33,7 +33,7 @@ bootstrap = command -v -- "$$KIT_PYTHON" >/dev/null || $(no_python); \
   "$$KIT_PYTHON" -m harness.bootstrap $${KIT_JSON:+--json}
 python := .venv/bin/python
 
-.PHONY: help check bench sanitize counts mutants report tune lint lint-compat test lint-code env clean
+.PHONY: help check bench sanitize accept counts mutants report tune lint lint-compat test lint-code env clean
 
 help: ## this list
 	@echo "make COMMAND [VARIABLE=value ...]"
@@ -49,7 +49,7 @@ help: ## this list
 #: CONFIG=file      a problem package of your own instead of a suite; needs TASK
 #: FILE=file        a submission of your own instead of the kit's; needs TASK and LANG
 #: VARIANT=name     plain: the file to paste; hopper: hopper.* beside it, for compute capability 9.x; all: both
-#:                  (plain for check, all for bench)
+#:                  (plain for check, all for bench and accept)
 #: JSON=1           one JSON document on standard output and nothing else
 #: COUNTS=1         the simulator's counters under each C++ case
 #: JOBS=n           worker processes at a time (one per core without a GPU, one on a GPU)
@@ -57,7 +57,8 @@ help: ## this list
 #: NOTIME=1         on a GPU: check only, time nothing (JOBS may then be more than one)
 #: ROW=name         for tune: c500 or sm90, the row of the tuning table (the device's own)
 #: PLAN=1           for tune: list the candidates and what rules them out, run nothing; needs no GPU
-#: BUDGET=seconds   for bench: of repetition per case (10); for tune: per candidate and case (1.5)
+#:                  for accept: list what is missing, run nothing
+#: BUDGET=seconds   for bench: of repetition per case (10); for tune: per candidate and case (1.5); for accept: in all
 #: OUT=folder       for bench: keep the records there as well as in results/journal
 #: BASELINE=1       for bench: time FlashInfer and flash-attn on the tutorial's grids instead, into results/tutorial/*.csv
 #: OURS=1           for bench: time our kernels on those grids; takes TASK and LANG
@@ -88,6 +89,12 @@ sanitize: ## on an NVIDIA GPU: the C++ submissions under compute-sanitizer; take
 	@$(bootstrap)
 	@$(python) -m harness sanitize $${KIT_TASK:+"--task=$$KIT_TASK"} $${KIT_SUITE:+"--suite=$$KIT_SUITE"} \
 	  $${KIT_CASES:+"--cases=$$KIT_CASES"} $${KIT_VARIANT:+"--variant=$$KIT_VARIANT"} $${KIT_TOOL:+"--tool=$$KIT_TOOL"}
+
+accept: ## on a GPU: whatever the files as they are have not been seen to pass; takes TASK, LANG, VARIANT, JOBS, BUDGET, PLAN
+	@$(bootstrap)
+	@$(python) -m harness accept $${KIT_TASK:+"--task=$$KIT_TASK"} $${KIT_LANG:+"--lang=$$KIT_LANG"} \
+	  $${KIT_VARIANT:+"--variant=$$KIT_VARIANT"} $${KIT_DEVICE:+"--device=$$KIT_DEVICE"} \
+	  $${KIT_JOBS:+"--jobs=$$KIT_JOBS"} $${KIT_BUDGET:+"--budget=$$KIT_BUDGET"} $${KIT_PLAN:+--plan}
 
 counts: ## the simulator's counts of the C++ submissions, into the task READMEs; takes TASK
 	@$(bootstrap)

@@ -68,9 +68,14 @@ def check_suite(name: str) -> str:
     return name
 
 
+def suite_file(suite: str) -> str:
+    """What the file of a suite is called in each task's folder."""
+    return _SUITE_FILES[check_suite(suite)]
+
+
 def suite_path(task: str, suite: str) -> Path:
     """The config file of a suite; KitError when the task has none."""
-    path = TASKS / task / _SUITE_FILES[check_suite(suite)]
+    path = TASKS / task / suite_file(suite)
     if not path.is_file():
         raise KitError(f"SUITE={suite}: {task} has no such suite ({path.relative_to(ROOT)}).", ExitCode.MISSING_FILE)
     return path

@@ -15,7 +15,21 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
-from harness import bench_cli, cache, catalog, console, counts, faults, journal, lint_cli, mutants, plan, report, runner
+from harness import (
+    accept,
+    bench_cli,
+    cache,
+    catalog,
+    console,
+    counts,
+    faults,
+    journal,
+    lint_cli,
+    mutants,
+    plan,
+    report,
+    runner,
+)
 from harness.sanitize import cli as sanitize_cli
 from harness.tune import cli as tune_cli
 from harness.verdict import CaseResult, ExitCode, KitError, exit_code
@@ -107,6 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     report.add(commands)
     counts.add(commands)
     sanitize_cli.add(commands)
+    accept.add(commands)
     wrong = commands.add_parser(
         "mutants", allow_abbrev=False, help="run submissions that are wrong on purpose: each must be rejected by name"
     )
