@@ -5,8 +5,9 @@ data, its mutants rejected, C++ clean under compute-sanitizer (NVIDIA). Of a Hop
 Nothing is timed, so several run at a time.
 
 results/accepted-<device>.json keeps, for each demand, the cases that passed and a digest of what they depend on: the
-submission, what lies beside it, the suite's package and the reference. An edit makes them missing again, an interrupt
-loses the cases under way, and the next run does what is left. Imports no torch.
+submission, what lies beside it and the suite's package. An edit makes them missing again (one of the harness or of a
+reference does not: remove the file then), an interrupt loses the cases under way, and the next run does what is left.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -159,8 +160,7 @@ def _demand(job: Job, asked: plan.Request) -> Demand:
     often = f" x{asked.repeat}" if asked.repeat else ""
     first = f" case {asked.cases}" if asked.cases else ""
     name = f"{job.suite}{first}{often}"
-    truth = catalog.reference_path(job.task)
-    digest = _digest(_sources(Path(job.submission)), Path(job.config).read_bytes(), truth.read_bytes())
+    digest = _digest(_sources(Path(job.submission)), Path(job.config).read_bytes())
     cases = tuple(job.cases) if job.cases is not None else None
     return Demand(f"{_named(job)} {name}", digest, cases, dataclasses.replace(job, suite=name))
 

@@ -429,7 +429,7 @@ class _Trial:
         else:
             times = self.timer(ours, peer, self.budget_s, workload, hooks)
             if peer is not None:
-                self._yardsticks(workload)
+                self._yardsticks(workload, times.ours_ms)
         self._look_for_tampering()
         self.ledger.findings += self.buffers.damage()
         self.ledger.findings += self.buffers.mutated()
@@ -458,7 +458,7 @@ class _Trial:
         self.result.peer = name
         return call
 
-    def _yardsticks(self, workload: Mapping[str, Any] | None) -> None:
+    def _yardsticks(self, workload: Mapping[str, Any] | None, ours_ms: float) -> None:
         """Other calls that the contract wants to see beside the peer, each timed alone, as notes."""
         if self.contract is None or self.contract.yardsticks is None or workload is None:
             return
@@ -468,10 +468,10 @@ class _Trial:
             except Exception as error:  # not offered by this device, or not for these shapes: ours stands without it
                 self.ledger.note(f"{name}: {_one_line(error)}")
                 continue
-            rate = workload["flops"] / times.ours_ms / 1e9
-            self.ledger.note(
-                f"{name}: {times.ours_ms:.4g} ms, {rate:.0f} T/s{' (doubtful)' if times.suspicion else ''}"
-            )
+            ms, doubt = times.ours_ms, " (doubtful)" if times.suspicion else ""
+            rates = f"{workload['flops'] / ms / 1e9:.3g} T/s, {workload['bytes'] / ms / 1e6:.0f} GB/s"
+            ratio = f", {ms / ours_ms:.3g} times ours" if ours_ms > 0 else ""
+            self.ledger.note(f"{name}: {ms:.4g} ms{doubt}, {rates}{ratio}")
 
 
 def _one_line(error: BaseException) -> str:

@@ -103,7 +103,7 @@ def test_a_hopper_variant_owes_three_suites_and_no_mutant(gpu: Pretended) -> Non
     assert kinds == {f"mla_decode/triton/hopper {suite}" for suite in ("judge", "live", "tiny")}
 
 
-@pytest.mark.parametrize("edited", ["triton/run_kernel.py", "live_config.py", "reference.py"])
+@pytest.mark.parametrize("edited", ["triton/run_kernel.py", "live_config.py"])
 def test_an_edit_makes_it_missing_again(gpu: Pretended, checkout: Path, edited: str) -> None:
     words = ["accept", "--task=fused_moe", "--lang=triton", "--variant=plain"]
     assert cli.main(words) == ExitCode.OK

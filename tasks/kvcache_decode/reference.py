@@ -15,6 +15,7 @@ cache_seqlens. causal changes nothing for a single query.
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -94,7 +95,23 @@ def workload(
     return {"flops": 4 * q.shape[2] * sum(lengths) * dim, "bytes": moved, "dtype": "bf16"}
 
 
-def peer(
+def peer(*args: Any) -> tuple[str, Callable[[], object]]:
+    """FlashInfer's decode kernel on this case, planned beforehand: what is timed where flash-attn is not installed.
+
+    The call writes to a tensor of its own.
+    """
+    return "FlashInfer decode", _flashinfer(*args)
+
+
+def yardsticks(*args: Any) -> dict[str, Callable[[], object]]:
+    """What is timed alone beside the peer: the class of the published baseline, which asks for num_splits=1."""
+    if importlib.util.find_spec("flashinfer") is None:
+        return {}
+    name = "FlashInfer decode, one block per sequence and KV head (num_splits=1)"
+    return {name: _flashinfer(*args, disable_split_kv=True)}
+
+
+def _flashinfer(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -102,11 +119,9 @@ def peer(
     cache_seqlens: Tensor,
     block_table: Tensor,
     *sizes: int,
-) -> tuple[str, Callable[[], object]]:
-    """FlashInfer's decode kernel on this case, planned beforehand: what is timed where flash-attn is not installed.
-
-    `sizes`: the integers from batch_size to causal. The call writes to a tensor of its own.
-    """
+    disable_split_kv: bool = False,
+) -> Callable[[], object]:
+    """`sizes`: the integers from batch_size to causal."""
     import flashinfer
 
     _, _, _, heads, kv_heads, headdim, page, *_ = sizes
@@ -117,8 +132,8 @@ def peer(
     used = torch.arange(block_table.shape[1]) < counts[:, None]
     workspace = torch.empty(128 << 20, dtype=torch.uint8, device=q.device)
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, kv_layout="NHD", use_tensor_cores=False)
-    types = {"q_data_type": q.dtype, "kv_data_type": k_cache.dtype}
+    options = {"q_data_type": q.dtype, "kv_data_type": k_cache.dtype, "disable_split_kv": disable_split_kv}
     last = (lengths - 1) % page + 1
-    wrapper.plan(indptr, block_table[used.to(block_table.device)], last, heads, kv_heads, headdim, page, **types)
+    wrapper.plan(indptr, block_table[used.to(block_table.device)], last, heads, kv_heads, headdim, page, **options)
     rows, result = q[:, 0], torch.empty_like(q[:, 0])
-    return "FlashInfer decode", lambda: wrapper.run(rows, (k_cache, v_cache), out=result)
+    return lambda: wrapper.run(rows, (k_cache, v_cache), out=result)
