@@ -33,7 +33,7 @@ bootstrap = command -v -- "$$KIT_PYTHON" >/dev/null || $(no_python); \
   "$$KIT_PYTHON" -m harness.bootstrap $${KIT_JSON:+--json}
 python := .venv/bin/python
 
-.PHONY: help check bench sanitize accept counts mutants report tune lint lint-compat test lint-code env clean
+.PHONY: help check bench sanitize accept traffic counts mutants report tune lint lint-compat test lint-code env clean
 
 help: ## this list
 	@echo "make COMMAND [VARIABLE=value ...]"
@@ -95,6 +95,12 @@ accept: ## on a GPU: whatever the files as they are have not been seen to pass; 
 	@$(python) -m harness accept $${KIT_TASK:+"--task=$$KIT_TASK"} $${KIT_LANG:+"--lang=$$KIT_LANG"} \
 	  $${KIT_VARIANT:+"--variant=$$KIT_VARIANT"} $${KIT_DEVICE:+"--device=$$KIT_DEVICE"} \
 	  $${KIT_JOBS:+"--jobs=$$KIT_JOBS"} $${KIT_BUDGET:+"--budget=$$KIT_BUDGET"} $${KIT_PLAN:+--plan}
+
+traffic: ## on an NVIDIA GPU: bytes to and from DRAM by ncu, beside the floor; takes TASK, LANG, SUITE, CASES, CONFIG, VARIANT
+	@$(bootstrap)
+	@$(python) -m harness traffic $${KIT_TASK:+"--task=$$KIT_TASK"} $${KIT_LANG:+"--lang=$$KIT_LANG"} \
+	  $${KIT_SUITE:+"--suite=$$KIT_SUITE"} $${KIT_CASES:+"--cases=$$KIT_CASES"} $${KIT_CONFIG:+"--config=$$KIT_CONFIG"} \
+	  $${KIT_VARIANT:+"--variant=$$KIT_VARIANT"}
 
 counts: ## the simulator's counts of the C++ submissions, into the task READMEs; takes TASK
 	@$(bootstrap)

@@ -29,6 +29,7 @@ from harness import (
     plan,
     report,
     runner,
+    traffic,
 )
 from harness.sanitize import cli as sanitize_cli
 from harness.tune import cli as tune_cli
@@ -122,6 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     counts.add(commands)
     sanitize_cli.add(commands)
     accept.add(commands)
+    traffic.add(commands)
     wrong = commands.add_parser(
         "mutants", allow_abbrev=False, help="run submissions that are wrong on purpose: each must be rejected by name"
     )
