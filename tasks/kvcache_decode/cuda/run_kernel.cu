@@ -1,7 +1,7 @@
 // KV cache decode attention: output = softmax(q k^T / sqrt(headdim)) v, one query token per sequence, bf16, any group.
 // q and output (batch_size, seqlen_q = 1, num_heads, headdim), k_cache_paged and v_cache_paged (num_blocks,
 // page_block_size, num_heads_k, headdim), cache_seqlens (batch_size,) from 0 to seqlen_k, block_table (batch_size,
-// num_blocks / batch_size), of which entries past a sequence's last page lead nowhere. Length 0 gives 0.
+// num_blocks / batch_size), of which entries past a sequence's last page are never read. Length 0 gives 0.
 // Algorithm: split-KV without matrix instructions. A block takes one part of a sequence's keys for one KV head and the
 // query heads that share it. A few lanes own a key, 16 bytes of it per load, and keep an online softmax in base 2 of
 // their own; they merge once at the end. Parts go to a workspace, and the last block of a sequence and head to finish
@@ -622,7 +622,6 @@ struct Args {
     int num_heads_k, group, headdim;
     int page_block_size, page_shift, num_blocks, table_width;  // page_shift: -1 when the size is no power of two
     int num_splits, head_tiles;
-    int seqlen_k;      // an upper bound of cache_seqlens
     float scale_log2;  // log2(e) / sqrt(headdim)
 };
 
@@ -697,26 +696,7 @@ __global__ void __launch_bounds__(Config<kRow>::kThreads) decode(const Args args
             if (has(v)) cute::copy(Copy16{}, from(_, v), to(_, v));
     };
 
-    // Pages of this part's first keys, loaded while the length is on its way: those of a sequence of the full length. A
-    // shorter one loads again; what an entry past its last page says is not used.
-    const auto page_of = [&](int key) {
-        return args.page_shift >= 0 ? key >> args.page_shift : key / args.page_block_size;
-    };
-    const auto split_steps_of = [&](int length) {  // in steps, one at least
-        return max(1, ((length + C::kBlockN - 1) / C::kBlockN + args.num_splits - 1) / args.num_splits);
-    };
-    const int32_t* const table = args.block_table + static_cast<int64_t>(sequence) * args.table_width;
-    int ids[kUnroll];
-    if (args.table_width > 0) {
-        const int begin = split * split_steps_of(args.seqlen_k) * C::kBlockN;
-#pragma unroll
-        for (int u = 0; u < kUnroll; ++u) {
-            const int key = max(min(begin + u * C::kGroups + lane_group, args.seqlen_k - 1), 0);
-            ids[u] = table[min(page_of(key), args.table_width - 1)];
-        }
-    }
-
-    // The query, loaded meanwhile as well.
+    // The query, loaded while the length is on its way.
     float2 q[kHeads][kPairs];
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
@@ -735,7 +715,7 @@ __global__ void __launch_bounds__(Config<kRow>::kThreads) decode(const Args args
 
     // This part's keys. An empty sequence has one part too, of no keys.
     const int steps = (kv_len + C::kBlockN - 1) / C::kBlockN;
-    const int split_steps = split_steps_of(kv_len);
+    const int split_steps = max(1, (steps + args.num_splits - 1) / args.num_splits);
     const int used_splits = max(1, (steps + split_steps - 1) / split_steps);
     const int begin = split * split_steps * C::kBlockN, end = min(kv_len, begin + split_steps * C::kBlockN);
     if (split >= used_splits) return;
@@ -748,10 +728,13 @@ __global__ void __launch_bounds__(Config<kRow>::kThreads) decode(const Args args
     cute::clear(v);
     // Past the end of the part its last key stands in: its loads are legal, its scores become -inf.
     const auto key_of = [&](int key0, int u) { return min(key0 + u * C::kGroups + lane_group, end - 1); };
-    if (kv_len != args.seqlen_k && begin < end) {
+    const auto page_of = [&](int key) {
+        return args.page_shift >= 0 ? key >> args.page_shift : key / args.page_block_size;
+    };
+    const int32_t* const table = args.block_table + static_cast<int64_t>(sequence) * args.table_width;
+    int ids[kUnroll];
 #pragma unroll
-        for (int u = 0; u < kUnroll; ++u) ids[u] = table[page_of(key_of(begin, u))];
-    }
+    for (int u = 0; u < kUnroll; ++u) ids[u] = begin < end ? table[page_of(key_of(begin, u))] : 0;
 
     for (int key0 = begin; key0 < end; key0 += C::kBlockN) {
         // Loads: all of K, then all of V, then the page ids of the next step.
@@ -1029,7 +1012,6 @@ extern "C" void run_kernel(const void* q, const void* k_cache_paged, const void*
         if (page_block_size == 1 << shift) args.page_shift = shift;
     args.num_blocks = static_cast<int>(num_blocks);
     args.table_width = static_cast<int>(num_blocks / batch_size);
-    args.seqlen_k = static_cast<int>(seqlen_k);
     args.scale_log2 = 1.44269504f / sqrtf(static_cast<float>(headdim));
     launch_row(row, args, batch_size, seqlen_k, std::make_integer_sequence<int, kTilings>{});
 }
