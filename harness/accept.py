@@ -31,7 +31,7 @@ from harness.devices import Device
 from harness.process import Worker
 from harness.runner import Job
 from harness.sanitize import cli as sanitizer
-from harness.text import ranges
+from harness.text import ranges, shown
 from harness.verdict import CaseResult, ExitCode, KitError, Verdict
 
 RESULTS = catalog.ROOT / "results"
@@ -133,6 +133,11 @@ def demands(device: Device, task: str | None, language: str | None, variant: str
     files = {"plain", "hopper"} if variant == "all" else {catalog.check_variant(variant)}
     if not device.tuning.startswith("sm9"):
         files -= {"hopper"}
+        if not files:
+            message = (
+                f"VARIANT=hopper: its kernels need an NVIDIA GPU of compute capability 9.x; this is {device.name}."
+            )
+            raise KitError(message, ExitCode.NEEDS_DEVICE)
     for suite, cases, repeat, which in _WANTED:
         for name in sorted(files & ({"plain", "hopper"} if which == "all" else {which})):
             times = str(repeat) if repeat > 1 else None
@@ -184,13 +189,15 @@ def _run(options: argparse.Namespace, words: list[str]) -> int:
     task = catalog.check_task(options.task) if options.task else None
     language = catalog.check_language(options.lang) if options.lang else None
     parallel = plan.parse_jobs(options.jobs) if options.jobs else PARALLEL
-    seconds = plan.parse_deadline(options.budget) if options.budget else None
+    seconds = _parse_budget(options.budget) if options.budget else None
     device = plan.pick_device(options.device)
     if not device.is_gpu:
         message = f"`make accept` is for a GPU and this is {device.name}; `make check` and `make mutants` run here."
         raise KitError(message, ExitCode.NEEDS_DEVICE)
     ledger = Ledger(ledger_path(device.name), device.name)
     wanted = demands(device, task, language, options.variant)
+    if not wanted:
+        raise KitError("There is no such file, so nothing is demanded of it.", ExitCode.NOTHING_RAN)
     table, wrong = _wrong(device, task, language, options.variant)
     clean = _to_sanitize(device, wanted, language)
     everything = Everything(ledger, wanted, wrong, clean)
@@ -205,6 +212,14 @@ def _run(options: argparse.Namespace, words: list[str]) -> int:
             _limit(None)
         print(everything.said(device.name))
     return ExitCode.OK if everything.met() else ExitCode.REJECTED
+
+
+def _parse_budget(text: str) -> float:
+    """Seconds, more than 0 and finite. Raises KitError."""
+    try:
+        return plan.parse_deadline(text)
+    except KitError:
+        raise KitError(f"BUDGET={shown(text)}: write after how many seconds to stop, as in BUDGET=600.") from None
 
 
 def _limit(seconds: float | None) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from harness import accept, catalog, cli, mutants, plan, runner
+from harness.devices import Device
 from harness.runner import Job
 from harness.sanitize import cli as sanitizer
 from harness.verdict import CaseResult, ExitCode, Verdict
@@ -180,6 +181,33 @@ def test_a_record_that_is_none_is_one_sentence(gpu: Pretended, capsys: pytest.Ca
         path.write_text(text, encoding="utf-8")
         assert cli.main(["accept", "--plan", "--task=mla_decode"]) == ExitCode.USAGE
         assert "accepted-h200.json: no record of `make accept`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--budget=soon"], ExitCode.USAGE, "BUDGET=soon: write after how many seconds to stop"),
+        (["--jobs=0"], ExitCode.USAGE, "JOBS=0"),
+        (["--variant=fast"], ExitCode.USAGE, "VARIANT=fast"),
+        (["--task=kvcache_decode", "--variant=hopper"], ExitCode.NOTHING_RAN, "nothing is demanded"),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    gpu: Pretended, capsys: pytest.CaptureFixture[str], words: list[str], code: ExitCode, said: str
+) -> None:
+    assert cli.main(["accept", *words]) == code
+    assert said in capsys.readouterr().err
+    assert gpu.ran == []
+
+
+def test_a_variant_for_another_gpu_is_no_empty_success(
+    gpu: Pretended, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(plan, "pick_device", lambda requested: Device("maca", "cuda", "MetaX C500", "c500"))
+    assert cli.main(["accept", "--variant=hopper"]) == ExitCode.NEEDS_DEVICE
+    assert "compute capability 9.x; this is MetaX C500" in capsys.readouterr().err
+    assert cli.main(["accept", "--task=fused_moe", "--lang=cuda"]) == ExitCode.OK
+    assert not any("hopper" in line or "sanitizer" in line for line in gpu.ran)
 
 
 def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
