@@ -571,13 +571,12 @@ constexpr Tiling kC500[] = {
     {2, 16, 1, false, 2},
     {4, 32, 1, false, 1},
 };
-// 32 lanes. Three slots: one for the output, one for the scores, one loading. 64 heads x 512 columns of output fill
-// half of the registers of a multiprocessor, which therefore holds one block; its 126 KiB of shared memory are free for
-// steps of 32 keys, with half as many barriers and waits for the softmax.
+// 32 lanes. A step of 16 keys, so that three slots fit: one for the output, one for the scores, one loading. 64 heads x
+// 512 columns of output fill half of the registers of a multiprocessor, which therefore holds one block.
 constexpr Tiling kSm80[] = {
     {1, 16, 2, false, 4},  // four blocks of two waves overlap by themselves
     {2, 16, 3, true, 2},
-    {4, 32, 3, true, 1},
+    {4, 16, 3, true, 1},
 };
 constexpr int kMultiprocessors = arch::kWave == 64 ? 104 : 132;
 constexpr int kMinKeys = 64;  // per part: a part costs a launch's share of set-up and 2 KiB of workspace per head
@@ -609,7 +608,7 @@ struct Config {
     static constexpr int kOffsetFactors = kOffsetP + kBuffers * kBytesP;
     static constexpr int kOffsetInverse = kOffsetFactors + kBuffers * kBytesFactors;
     static constexpr int kBytesShared = kOffsetInverse + kRows * 4;
-    static_assert(kBytesShared <= (arch::kWave == 64 ? 64 : 227) << 10, "what a block can have");
+    static_assert(kBytesShared <= 64 << 10, "a block of the C500 has 64 KiB of shared memory");
 };
 
 // ---- shared section: also in the files beside this one. Master copy: shared.cuh of the task -------------------------
@@ -804,26 +803,22 @@ __global__ void __launch_bounds__(Config<kRowGroups>::kThreads) mla_decode(const
         return at<int>(shared, C::kOffsetFactors + tile % C::kBuffers * C::kBytesFactors + (C::kRows + group) * 4);
     };
 
-    // Half of the scores: S = Q K^T over this wave's columns. Two chains of products or more are in flight: the tiles
-    // of 16 keys, or where there is one alone, its even and odd columns.
+    // Half of the scores: S = Q K^T over this wave's columns. Two chains of products are in flight per 16 keys.
     const auto scores = [&](int tile) {
         const char* const ckv = ckv_tile(tile);
-        Acc<float> odd = {};
 #pragma unroll
-        for (int n = 0; n < kBlockN / 16; ++n) s[n] = {};
+        for (int n = 0; n < kBlockN / 16; ++n) {
+            Acc<float> odd = {};
+            s[n] = {};
 #pragma unroll
-        for (int i = 0; i <= kHalfSteps; ++i) {
-#pragma unroll
-            for (int n = 0; n < kBlockN / 16; ++n) {
+            for (int i = 0; i <= kHalfSteps; ++i) {
                 const arch::OperandB keys = i < kHalfSteps
                                                 ? arch::load_b<kDimCkv * 2>(ckv, 16 * n, kHalfSteps * half + i, lane)
                                                 : arch::load_b<kDimKpe * 2>(ckv + C::kBytesCkv, 16 * n, half, lane);
-                arch::mma(kBlockN == 16 && i % 2 == 1 ? odd : s[n], q[i], keys);
+                arch::mma(i % 2 == 0 ? s[n] : odd, q[i], keys);
             }
-        }
-        if (kBlockN == 16) {
 #pragma unroll
-            for (int i = 0; i < arch::kAccValues; ++i) s[0].v[i] += odd.v[i];
+            for (int i = 0; i < arch::kAccValues; ++i) s[n].v[i] += odd.v[i];
         }
         if (half == 0) return;
 #pragma unroll
