@@ -150,6 +150,14 @@ def test_a_right_kernel_is_right_early_and_late(task: str) -> None:
     assert len(names["PLANS"]) == 1  # the kernel at hand ran, and not the file to paste
 
 
+@pytest.mark.parametrize("row_tiles", [127, 130])  # panels of 8 row tiles and of 16, the last one lower than the others
+def test_the_moe_in_several_panels(row_tiles: int) -> None:
+    experts = torch.randint(3, (row_tiles,), generator=torch.Generator().manual_seed(4)).tolist()
+    kernel, truth, names = load("fused_moe")
+    assert outcome(kernel, truth, moe(experts, 512, 128)) == "right"
+    assert len(names["PLANS"]) == 1
+
+
 def test_another_length_and_other_tensors_are_taken_by_the_same_plan() -> None:
     for task, other in (
         ("ragged_prefill", ragged([33, 200], [250, 200], 1)),
@@ -230,6 +238,28 @@ FAULTS = [
     ("fused_moe", "overwritten while it is stored", "            tma.store_wait(0)\n", "", "wrong"),
     ("fused_moe", "no fence before the store", "            fence_async_shared()\n", "", "RACE"),
     ("fused_moe", "left before it is stored", "    tma.store_wait(0)\n\n\n", "\n\n", "RACE"),
+    (
+        "fused_moe",
+        "the last panel's height",
+        "gl.minimum(row_tiles - first, GROUP_M)",
+        "GROUP_M",
+        "OUT_OF_BOUNDS wrong",
+    ),
+    (
+        "fused_moe",
+        "the second warpgroup is never let go",
+        "                mbarrier.arrive(ahead, pred=fill == 0)\n",
+        "                pass\n",
+        "TIMEOUT",
+    ),
+    (
+        "fused_moe",
+        "let go by a step that waits for it",
+        "mbarrier.arrive(ahead, pred=fill == 0)",
+        "mbarrier.arrive(ahead, pred=fill == STAGES)",
+        "TIMEOUT",
+    ),
+    ("fused_moe", "two must let go", "mbarrier.init(ahead, count=1)", "mbarrier.init(ahead, count=2)", "TIMEOUT"),
     ("ragged_prefill", "a stage is not released", "mbarrier.arrive(v_empty.index(before))\n", "pass\n", "TIMEOUT"),
     ("ragged_prefill", "parity", "(fill // STAGES) & 1)", "(fill // STAGES + 1) & 1)", "TIMEOUT wrong"),
     ("ragged_prefill", "no wait for V", "mbarrier.wait(v_full.index(before)", "(lambda *_: 0)(v_full", "wrong"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tasks.fused_moe import skew_config, testcase_config
+from tasks.fused_moe import reference, skew_config, testcase_config
 
 
 def experts(exponent: float, order: str) -> torch.Tensor:
@@ -35,5 +35,11 @@ def test_a_case_is_what_its_label_says(monkeypatch: pytest.MonkeyPatch) -> None:
     assert args[6].shape == (4,)
     assert args[6].max() < 8
     assert args[0].float().std() > 5
+    skew_config.baseline(*args)
+    truth = [*args[:8], reference.honest(*args)["out"]]
+    assert skew_config.check([], args, truth, args)
+    truth[8] = truth[8].roll(128, 0)  # tiles in another order
+    assert not skew_config.check([], args, truth, args)
     assert skew_config.CASE_LABELS[1] == "EM32768 Zipf 0 unsorted"
-    assert len(set(skew_config.CASE_LABELS)) == skew_config.getNumOfTestcases() == 9
+    assert skew_config.CASE_LABELS[9] == "EM4096 Zipf 1.2 unsorted"
+    assert len(set(skew_config.CASE_LABELS)) == skew_config.getNumOfTestcases() == 12

@@ -31,9 +31,11 @@ class Case(NamedTuple):
     order: str
 
 
-CASES = (
-    *(Case(32768, 4096, 7168, exponent, order) for exponent in (0.0, 1.2, 2.0) for order in ("sorted", "unsorted")),
-    *(Case(4096, 4096, 7168, exponent, "sorted") for exponent in (0.0, 1.2, 2.0)),
+CASES = tuple(
+    Case(em, 4096, 7168, exponent, order)
+    for em in (32768, 4096)
+    for exponent in (0.0, 1.2, 2.0)
+    for order in ("sorted", "unsorted")
 )
 CASE_LABELS = tuple(f"EM{case.em} Zipf {case.exponent:g} {case.order}" for case in CASES)
 
