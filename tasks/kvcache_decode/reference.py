@@ -132,7 +132,8 @@ def _flashinfer(
     used = torch.arange(block_table.shape[1]) < counts[:, None]
     workspace = torch.empty(128 << 20, dtype=torch.uint8, device=q.device)
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, kv_layout="NHD", use_tensor_cores=False)
-    options = {"q_data_type": q.dtype, "kv_data_type": k_cache.dtype, "disable_split_kv": disable_split_kv}
+    options = {"q_data_type": q.dtype, "kv_data_type": k_cache.dtype}
+    options |= {"disable_split_kv": True} if disable_split_kv else {}  # an option that older versions lack
     last = (lengths - 1) % page + 1
     wrapper.plan(indptr, block_table[used.to(block_table.device)], last, heads, kv_heads, headdim, page, **options)
     rows, result = q[:, 0], torch.empty_like(q[:, 0])
