@@ -23,7 +23,8 @@ class Contract:
     """What a task asks for. `outputs` are names out of `arguments`, `output_indices` their positions.
 
     `reference(*args)` gives the truth per output name, `honest(*args)` what honest kernel arithmetic gives, and
-    `workload(*args)` {"flops": int, "bytes": int, "dtype": str}. None of them modifies its arguments.
+    `workload(*args)` {"flops": int, "bytes": int, "dtype": str}, where it helps with "parts", by name some of
+    the bytes that are read. None of them modifies its arguments.
     `peer(*args)`, where a task has one: another library's name and a call of its kernel on this case, ready to be timed
     where the package's own baseline cannot be imported, or, with `peer_first`, in its place in any case. It raises
     ImportError where that library is missing too. `yardsticks(*args)`, where a task has them: other calls by name that

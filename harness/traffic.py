@@ -1,8 +1,9 @@
 """`make traffic`: the bytes that a call moves to and from DRAM, by ncu, beside those that it must move. NVIDIA only.
 
 One process per case, which calls the submission twice: ncu counts the second call's kernels alone, each with caches
-flushed before it, so that what one kernel leaves in the L2 for the next is not seen. The floor is the contract's
-`workload`: every live input read once, the output written once. Imports no torch.
+flushed before it, so that what one kernel leaves in the L2 for the next is not seen. The floors are those of the
+contract's `workload`: every live input read once, the output written once. Only reads have a ratio: what is still in
+the L2 when a kernel ends has not been counted as written. Imports no torch.
 """
 
 from __future__ import annotations
@@ -91,9 +92,8 @@ def _run(options: argparse.Namespace, words: list[str]) -> int:
     ncu = find_ncu()
     todo = plan.make(plan.Request.of(options), device)
     print(f"{device.name}, {ncu}")
-    print(
-        f"{'task':<15} {'kernel':<16} {'case':>4}  {'label':<28} {'floor MB':>9} {'read MB':>9} {'written':>9}  ratio"
-    )
+    heads = f"{'floor MB':>9} {'read MB':>9}  ratio {'floor MB':>9} {'written':>9}"
+    print(f"{'task':<15} {'kernel':<16} {'case':>4}  {'label':<28} {heads}")
     counted, failed = 0, 0
     for job in todo.jobs:
         cases = job.cases or _every(job)
@@ -140,8 +140,12 @@ def _line(job: Job, case: int, ncu: str) -> tuple[str, bool]:
             return f"{start}nothing was counted: {printable(shown(last))}", False
         told = json.loads(answer.read_text(encoding="utf-8"))
     read, written = sum(kernel.read for kernel in kernels), sum(kernel.written for kernel in kernels)
-    figures = f"{told['bytes'] / 1e6:>9.1f} {read / 1e6:>9.1f} {written / 1e6:>9.1f}"
-    rows = [f"{start}{printable(told['label']):<28} {figures}  {(read + written) / max(told['bytes'], 1):.3f}"]
+    figures = f"{told['read'] / 1e6:>9.1f} {read / 1e6:>9.1f} {read / max(told['read'], 1):>6.3f}"
+    figures += f" {told['written'] / 1e6:>9.1f} {written / 1e6:>9.1f}"
+    rows = [f"{start}{printable(told['label']):<28} {figures}"]
+    parts = ", ".join(f"{printable(name)} {size / 1e6:.1f} MB" for name, size in told["parts"].items())
+    if parts:
+        rows.append(f"    to be read: {parts}")
     for kernel in kernels if len(kernels) > 1 else ():
         moved = f"read {kernel.read / 1e6:.1f} MB, written {kernel.written / 1e6:.1f} MB"
         rows.append(f"    {printable(kernel.name)[:60]}: {moved}")

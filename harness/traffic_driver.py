@@ -1,7 +1,8 @@
 """One case of one submission, called once for a profiler to count: `python -m harness.traffic_driver request.json`.
 
 The first call compiles and allocates and is not counted; the second stands between cudaProfilerStart and Stop. The
-answer, {"label", "bytes": what the case must move at least}, goes to the file that the request names.
+answer, {"label", "read" and "written": bytes that the case must move at least, "parts"}, goes to the file that the
+request names.
 """
 
 from __future__ import annotations
@@ -38,7 +39,14 @@ def main() -> int:
     if device.is_gpu:
         timing.finish_device()
         profiler.stop()
-    answer = {"label": case.label or contract.label(args), "bytes": contract.workload(*args)["bytes"]}
+    workload = contract.workload(*args)
+    written = sum(args[index].numel() * args[index].element_size() for index in contract.output_indices)
+    answer = {
+        "label": case.label or contract.label(args),
+        "read": workload["bytes"] - written,
+        "written": written,
+        "parts": workload.get("parts", {}),
+    }
     Path(request["answer"]).write_text(json.dumps(answer), encoding="utf-8")
     return 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import stat
 import subprocess
 import sys
@@ -53,19 +54,21 @@ def ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A stand-in on PATH that answers for the driver and prints the file `report` beside it."""
     folder = tmp_path / "with a space"
     folder.mkdir()
-    script = folder / "ncu"
+    tool, script = folder / "ncu", folder / "ncu.py"
+    start = shlex.join([sys.executable, str(script)])  # a path with a space fits no #! line
+    tool.write_text(f'#!/bin/sh\nexec {start} "$@"\n', encoding="utf-8")
+    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
     script.write_text(
-        f"#!{sys.executable}\n"
         "import json, pathlib, sys\n"
         "here = pathlib.Path(__file__).parent\n"
         "(here / 'called').write_text(json.dumps(sys.argv[1:]))\n"
         "request = json.loads(pathlib.Path(sys.argv[-1]).read_text())\n"
         "if (here / 'answers').exists():\n"
-        "    pathlib.Path(request['answer']).write_text(json.dumps({'label': 'b1', 'bytes': 8_000_000}))\n"
+        "    told = {'label': 'b1', 'read': 8_000_000, 'written': 2_000_000, 'parts': {'weights': 6_000_000}}\n"
+        "    pathlib.Path(request['answer']).write_text(json.dumps(told))\n"
         "print((here / 'report').read_text())\n",
         encoding="utf-8",
     )
-    script.chmod(script.stat().st_mode | stat.S_IXUSR)
     (folder / "answers").touch()
     (folder / "report").write_text("\n".join(REPORT), encoding="utf-8")
     monkeypatch.setenv("PATH", str(folder), prepend=":")
@@ -89,10 +92,11 @@ def test_a_report_is_read_launch_by_launch() -> None:
 def test_a_line_has_the_sum_and_each_kernel(ncu: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(WORDS) == ExitCode.OK
     lines = capsys.readouterr().out.splitlines()
-    assert lines[2].split()[-4:] == ["8.0", "9.0", "1.0", "1.250"]
-    assert lines[3].strip().startswith("sort_tiles")
-    assert lines[4].strip() == "moe_kernel: read 9.0 MB, written 1.0 MB"
-    assert lines[5] == "1 of 1 cases counted"
+    assert lines[2].split()[-5:] == ["8.0", "9.0", "1.125", "2.0", "1.0"]
+    assert lines[3].strip() == "to be read: weights 6.0 MB"
+    assert lines[4].strip().startswith("sort_tiles")
+    assert lines[5].strip() == "moe_kernel: read 9.0 MB, written 1.0 MB"
+    assert lines[6] == "1 of 1 cases counted"
     called = json.loads((ncu / "called").read_text(encoding="utf-8"))
     assert called[called.index("--metrics") + 1] == f"{traffic.READ},{traffic.WRITTEN}"
     assert called[called.index("--profile-from-start") + 1] == "off"
@@ -151,4 +155,7 @@ def test_the_driver_runs_a_case_and_tells_its_floor(tmp_path: Path) -> None:
     subprocess.run(traffic._driver(request), cwd=catalog.ROOT, check=True, env=environment)
     told = json.loads(answer.read_text(encoding="utf-8"))
     assert told["label"] == "one tile"
-    assert told["bytes"] > 0
+    rows, N, K = 128, told["written"] // 256, told["parts"]["a"] // 128
+    assert told["written"] == 2 * rows * N
+    assert told["parts"] == {"weights (1 of 3 experts)": N * K, "a": rows * K}
+    assert 0 < told["read"] - N * K - rows * K < 8 * (rows + N)  # scales and tables

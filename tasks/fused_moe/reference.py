@@ -105,10 +105,11 @@ def workload(
     out: Tensor,
 ) -> dict[str, Any]:
     """Two operations per multiply-add; the weights and scales of the experts in use read once, everything else once."""
-    used, (_, n, k) = len(expert_ids.unique()), b_col_major.shape
+    used, (experts, n, k) = len(expert_ids.unique()), b_col_major.shape
+    parts = {f"weights ({used} of {experts} experts)": used * n * k, "a": a.numel()}
     whole = (a, scale_a, moe_weights, expert_ids, out)
     moved = used * n * (k + scale_b.element_size()) + sum(t.numel() * t.element_size() for t in whole)
-    return {"flops": 2 * a.shape[0] * n * k, "bytes": moved, "dtype": "int8"}
+    return {"flops": 2 * a.shape[0] * n * k, "bytes": moved, "dtype": "int8", "parts": parts}
 
 
 def peer(*args: Any) -> tuple[str, Callable[[], object]]:
