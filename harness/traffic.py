@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness import catalog, plan
+from harness import catalog, child, plan
 from harness.console import printable
 from harness.runner import Job
 from harness.text import shown
@@ -29,6 +29,7 @@ from harness.verdict import ExitCode, KitError
 
 READ, WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
 DEADLINE_S = 600.0
+_DRIVER = (sys.executable, "-m", "harness.traffic_driver")
 _NCU = Path("/usr/local/cuda/bin")
 _OPTIONS = ("--profile-from-start", "off", "--target-processes", "all", "--csv", "--print-units", "base")
 
@@ -111,12 +112,8 @@ def _run(options: argparse.Namespace, words: list[str]) -> int:
 
 def _every(job: Job) -> Sequence[int]:
     """All cases of a job's package; a process of its own reads it, since that takes torch."""
-    from harness import child
-
-    script = "import json, sys; from pathlib import Path; from harness.package import load_package; "
-    script += "print(json.dumps(load_package(Path(sys.argv[1])).count()))"
     try:
-        return range(1, int(child.ask([sys.executable, "-c", script, job.config])) + 1)
+        return range(1, int(child.ask([*_DRIVER, "cases", job.config])) + 1)
     except child.NoAnswer as last:
         raise KitError(f"{job.config}: its cases could not be counted ({last}).", ExitCode.PACKAGE_ERROR) from None
 
@@ -153,7 +150,7 @@ def _line(job: Job, case: int, ncu: str) -> tuple[str, bool]:
 
 
 def _driver(request: Path) -> list[str]:
-    return [sys.executable, "-m", "harness.traffic_driver", str(request)]
+    return [*_DRIVER, "run", str(request)]
 
 
 def _execute(command: Sequence[str]) -> str:

@@ -1,8 +1,8 @@
-"""One case of one submission, called once for a profiler to count: `python -m harness.traffic_driver request.json`.
+"""One case of one submission, called once for a profiler to count: `python -m harness.traffic_driver run request.json`.
 
 The first call compiles and allocates and is not counted; the second stands between cudaProfilerStart and Stop. The
 answer, {"label", "read" and "written": bytes that the case must move at least, "parts"}, goes to the file that the
-request names.
+request names. `cases PACKAGE` prints how many cases a package has.
 """
 
 from __future__ import annotations
@@ -19,8 +19,12 @@ from harness.package import load_package
 
 
 def main() -> int:
-    """Read the request, run, write the answer."""
-    request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    """Count a package's cases, or read the request, run, write the answer."""
+    what, path = sys.argv[1], Path(sys.argv[2])
+    if what == "cases":
+        print(json.dumps(load_package(path).count()))
+        return 0
+    request = json.loads(path.read_text(encoding="utf-8"))
     device = devices.pick(request["device"])
     contract = load_contract(catalog.reference_path(request["task"]))
     package = load_package(Path(request["config"]))

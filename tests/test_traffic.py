@@ -102,6 +102,12 @@ def test_a_line_has_the_sum_and_each_kernel(ncu: Path, capsys: pytest.CaptureFix
     assert called[called.index("--profile-from-start") + 1] == "off"
 
 
+def test_without_cases_all_of_a_package_are_counted(ncu: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = catalog.ROOT / "tasks/fused_moe/skew_config.py"  # imports tasks.common
+    assert cli.main([*WORDS[:3], f"--config={config}"]) == ExitCode.OK
+    assert "12 of 12 cases counted" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("report", "answers", "said"),
     [
