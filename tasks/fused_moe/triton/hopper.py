@@ -12,8 +12,6 @@ before anything else: one more launch would cost more. Two warpgroups of 64 rows
 warp loads by TMA (partition 2), STAGES tiles of K ahead and across the tiles' borders, so that neither a tile's first
 loads nor its epilogue leave the memory idle. A warpgroup has its sums in two halves of 128 columns, the widest int8
 product that Triton knows; each half leaves through 16 KiB of shared memory, by TMA while the next half is scaled.
-Where at most half of the programs would have a tile in the last round, each of its tiles goes to two of them, 64 rows
-each, which warpgroup 0 multiplies alone in half the time; warpgroup 1 only lets the stages go.
 
 Barriers, all phases start at 0; f counts tiles of K over the life of a program:
   full[f % STAGES]   one arrival (the loader's expect) and the bytes. Waited for with parity f // STAGES.
@@ -82,19 +80,9 @@ def _sort(expert_ids, order, row_tiles):
 
 
 @gluon.jit
-def _whole_items(items):
-    # The items before those of the last round that go to two programs each, all where none do.
-    rest = items % gl.num_programs(0)
-    return gl.where(rest * 2 <= gl.num_programs(0), items - rest, items)
-
-
-@gluon.jit
 def _work(item, tiles, column_tiles, GROUP_M: gl.constexpr):
-    # Row tile, column tile and expert of an item, and which half of the rows comes first (it alone past the whole ones).
+    # Row tile, column tile and expert of an item.
     expert_ids, order, ordered, row_tiles = tiles
-    past = gl.maximum(item - _whole_items(row_tiles * column_tiles), 0)
-    half = past % 2
-    item -= past - past // 2
     panel = item // (GROUP_M * column_tiles)
     first = panel * GROUP_M
     height = gl.minimum(row_tiles - first, GROUP_M)
@@ -102,7 +90,7 @@ def _work(item, tiles, column_tiles, GROUP_M: gl.constexpr):
     row_tile = first + within % height
     if not ordered:
         row_tile = gl.load(order + row_tile)
-    return row_tile, within // height, gl.load(expert_ids + row_tile), half
+    return row_tile, within // height, gl.load(expert_ids + row_tile)
 
 
 @gluon.jit
@@ -111,15 +99,13 @@ def _loader(a_desc, b_desc, tiles, memory, barriers, N, k_tiles, GROUP_M: gl.con
     full, empty, _ = barriers
     column_tiles = N // 256
     items = tiles[3] * column_tiles
-    items += items - _whole_items(items)
     fill = 0
-    row_tile, column_tile, expert, first_half = _work(gl.program_id(0), tiles, column_tiles, GROUP_M)
+    row_tile, column_tile, expert = _work(gl.program_id(0), tiles, column_tiles, GROUP_M)
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         a_row = row_tile * 128
         b_row = expert * N + column_tile * 256
-        swapped = first_half
         # The next item, now: between two items its loads would hold up those of the tiles.
-        row_tile, column_tile, expert, first_half = _work(
+        row_tile, column_tile, expert = _work(
             gl.minimum(item + gl.num_programs(0), items - 1), tiles, column_tiles, GROUP_M
         )
         for k in range(0, k_tiles):
@@ -129,7 +115,7 @@ def _loader(a_desc, b_desc, tiles, memory, barriers, N, k_tiles, GROUP_M: gl.con
             mbarrier.expect(bar, (128 + 256) * 128)
             for half in gl.static_range(2):
                 tma.async_copy_global_to_shared(
-                    a_desc, [a_row + (half ^ swapped) * 64, k * 128], bar, a_smem.index(stage * 2 + half)
+                    a_desc, [a_row + half * 64, k * 128], bar, a_smem.index(stage * 2 + half)
                 )
                 tma.async_copy_global_to_shared(
                     b_desc, [b_row + half * 128, k * 128], bar, b_smem.index(stage * 2 + half)
@@ -148,13 +134,11 @@ def _consumer(
     ACC: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 32])
     LINE: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     column_tiles = N // 256
-    items = tiles[3] * column_tiles
-    whole_items = _whole_items(items)
     fill = 0
-    for item in range(gl.program_id(0), items + items - whole_items, gl.num_programs(0)):
-        row_tile, column_tile, expert, first_half = _work(item, tiles, column_tiles, GROUP_M)
+    for item in range(gl.program_id(0), tiles[3] * column_tiles, gl.num_programs(0)):
+        row_tile, column_tile, expert = _work(item, tiles, column_tiles, GROUP_M)
         # ---- factors, before the products: 2 rows and 2 columns per thread
-        first_row = row_tile * 128 + (first_half ^ SIDE) * 64
+        first_row = row_tile * 128 + SIDE * 64
         row = first_row + gl.arange(0, 64, gl.SliceLayout(1, ACC))
         by_row = gl.load(scale_a + row)
         weight = gl.load(moe_weights + row)
@@ -162,12 +146,9 @@ def _consumer(
         left_factor = gl.load(columns + gl.arange(0, 128, LINE))
         right_factor = gl.load(columns + 128 + gl.arange(0, 128, LINE))
 
-        steps = k_tiles
-        if SIDE == 1:
-            steps = gl.where(item < whole_items, k_tiles, 0)
         left = gl.zeros([64, 128], gl.int32, ACC)
         right = gl.zeros([64, 128], gl.int32, ACC)
-        for k in range(0, steps):
+        for k in range(0, k_tiles):
             stage = fill % STAGES
             if SIDE == 1:  # noqa: SIM102 (decided when compiling)
                 if fill == 0:
@@ -184,26 +165,19 @@ def _consumer(
                 mbarrier.arrive(ahead, pred=fill == 0)
             fill += 1
         left, right = warpgroup_mma_wait(0, deps=[left, right])
-        mbarrier.arrive(empty.index((fill + STAGES - 1) % STAGES), pred=steps > 0)
-        for _ in range(steps, k_tiles):  # of the other warpgroup alone
-            mbarrier.wait(full.index(fill % STAGES), (fill // STAGES) & 1)
-            mbarrier.arrive(empty.index(fill % STAGES))
-            fill += 1
+        mbarrier.arrive(empty.index((fill + STAGES - 1) % STAGES))
 
         # ---- epilogue, multiplied in the contract's order
-        if steps > 0:
-            factor_smem.index(SIDE * 2).store(left_factor)
-            factor_smem.index(SIDE * 2 + 1).store(right_factor)
-            for half in gl.static_range(2):
-                sums = left if half == 0 else right
-                by_column = factor_smem.index(SIDE * 2 + half).load(gl.SliceLayout(0, ACC))
-                result = sums.to(gl.float32) * by_row[:, None] * by_column[None, :] * weight[:, None]
-                tma.store_wait(0)
-                out_smem.index(SIDE).store(result.to(gl.bfloat16))
-                fence_async_shared()
-                tma.async_copy_shared_to_global(
-                    out_desc, [first_row, column_tile * 256 + half * 128], out_smem.index(SIDE)
-                )
+        factor_smem.index(SIDE * 2).store(left_factor)
+        factor_smem.index(SIDE * 2 + 1).store(right_factor)
+        for half in gl.static_range(2):
+            sums = left if half == 0 else right
+            by_column = factor_smem.index(SIDE * 2 + half).load(gl.SliceLayout(0, ACC))
+            result = sums.to(gl.float32) * by_row[:, None] * by_column[None, :] * weight[:, None]
+            tma.store_wait(0)
+            out_smem.index(SIDE).store(result.to(gl.bfloat16))
+            fence_async_shared()
+            tma.async_copy_shared_to_global(out_desc, [first_row, column_tile * 256 + half * 128], out_smem.index(SIDE))
     tma.store_wait(0)
 
 
