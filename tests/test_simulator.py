@@ -290,9 +290,11 @@ FAULTS: dict[int, tuple[Verdict, str]] = {
 
 def faulty(which: int) -> Tensor:
     """Run kernel `which` of faults.cu twice, with two orders of waves and blocks; its output."""
-    y = torch.zeros(1024)
+    # In the middle of larger ones: what lies 4000 bytes behind a shared variable must not be a tensor by chance.
+    x, y = (torch.zeros(1 << 16)[1 << 15 :][:1024] for _ in range(2))
+    x.copy_(torch.arange(1024.0))
     for _ in range(2):
-        runner("faults", "wave64", ("x", "y"), ("y",))(torch.arange(1024.0), y, which)
+        runner("faults", "wave64", ("x", "y"), ("y",))(x, y, which)
     return y
 
 
