@@ -147,7 +147,7 @@ def test_every_candidate_applies_to_the_file_and_says_why(task: str, each: Space
     ("task", "language", "suite", "name"),
     [
         ("mla_decode", "cuda", "judge", "{4, 16, 2, false, 1}"),
-        ("mla_decode", "cuda", "judge", "kMinKeysSm80 = 32"),
+        ("mla_decode", "cuda", "judge", "kMinKeys = 32"),
         ("paged_prefill", "cuda", "judge", "{128, 1, 128, true, 1}"),
         ("fused_moe", "cuda", "judge", "{64, 128, 4, 2, 2, 16}"),
         ("kvcache_decode", "cuda", "judge", "{128, true, 1, 16, 4, 128, 5}"),

@@ -579,9 +579,7 @@ constexpr Tiling kSm80[] = {
     {4, 16, 3, true, 1},
 };
 constexpr int kMultiprocessors = arch::kWave == 64 ? 104 : 132;
-// The least keys of a part, which costs a launch's share of set-up and 2 KiB of workspace per head, written and read.
-constexpr int kMinKeysC500 = 128, kMinKeysSm80 = 64;
-constexpr int kMinKeys = arch::kWave == 64 ? kMinKeysC500 : kMinKeysSm80;
+constexpr int kMinKeys = 64;  // per part: a part costs a launch's share of set-up and 2 KiB of workspace per head
 
 // A running maximum is raised only when a score exceeds it by 2^kLazy: P stays below 256, far from any limit of bf16 or
 // float32, and after the first tiles nearly every rescaling of the accumulators is saved.

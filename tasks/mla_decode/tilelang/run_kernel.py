@@ -21,25 +21,24 @@ import torch
 
 DEVICE = "c500"
 
-# multiprocessors; min_keys, the least of a part: a shorter one costs more to join than it saves; heads, rounded up to
-# 16, 32 or 64 -> (BLOCK_H, BLOCK_N, threads, num_stages, blocks per multiprocessor). Shared memory: 1152 * (BLOCK_H +
-# tiles of keys * BLOCK_N) + 2 * BLOCK_H * BLOCK_N bytes; the accumulator takes BLOCK_H * 512 / threads registers.
+# multiprocessors; heads, rounded up to 16, 32 or 64 -> (BLOCK_H, BLOCK_N, threads, num_stages, blocks per
+# multiprocessor). Shared memory: 1152 * (BLOCK_H + tiles of keys * BLOCK_N) + 2 * BLOCK_H * BLOCK_N bytes; the
+# accumulator takes BLOCK_H * 512 / threads registers.
 TUNING = {
     # 0 stages: one tile of keys, and the next one waits in registers. 55 KiB and 128 threads, two waves: 32 x 16 and
     # 16 x 32 scores are two 16 x 16 products.
     "c500": {
         "multiprocessors": 104,
-        "min_keys": 128,
         "tiles": {16: (16, 32, 128, 0, 1), 32: (32, 16, 128, 0, 1), 64: (32, 16, 128, 0, 1)},
     },
     # 1 stage: two tiles of keys, one loading while the other is multiplied. 225 KiB. A warpgroup multiplies 64 rows,
     # fewer heads are padded; 256 threads are two warpgroups with half of the keys, then half of the columns each.
     "sm90": {
         "multiprocessors": 132,
-        "min_keys": 64,
         "tiles": {16: (64, 64, 256, 1, 1), 32: (64, 64, 256, 1, 1), 64: (64, 64, 256, 1, 1)},
     },
 }
+MIN_KEYS = 64  # of a part: a shorter one costs more to join than it saves
 DIM_CKV, DIM_KPE = 512, 64
 
 _kernels = {}  # (heads, page_size) -> compiled kernel; lengths, batch and parts stay dynamic
@@ -49,7 +48,7 @@ _workspace = {}  # (heads, device) -> partial outputs, their log-sum-exp (base 2
 
 # Every access is in bounds or under a condition that says so: no check need be added.
 @tilelang.jit(pass_configs={"tl.disable_safe_memory_legalize": True, "tl.enable_aggressive_shared_memory_merge": True})
-def attend(num_heads, page_size, BLOCK_H, BLOCK_N, threads, num_stages, min_keys):
+def attend(num_heads, page_size, BLOCK_H, BLOCK_N, threads, num_stages):
     head_tiles = -(-num_heads // BLOCK_H)
     # Tokens of one turn of the loop: two tiles where one is loaded while the other is multiplied.
     TURN = 2 * BLOCK_N if num_stages > 0 else BLOCK_N
@@ -125,7 +124,7 @@ def attend(num_heads, page_size, BLOCK_H, BLOCK_N, threads, num_stages, min_keys
             chunk = T.alloc_var("int32")
             chunk = 0x7FFFFFFF
             if parts > batch:
-                chunk = T.max(-(-min_keys // TURN), T.ceildiv(total[0], parts - batch))
+                chunk = T.max(-(-MIN_KEYS // TURN), T.ceildiv(total[0], parts - batch))
 
             # b: the sequence of this part; num_splits stays 0 if there are fewer parts than blocks.
             b = T.alloc_var("int32")
@@ -381,10 +380,9 @@ def run_kernel(
     rows = 16 if num_heads <= 16 else 32 if num_heads <= 32 else 64
     BLOCK_H, BLOCK_N, threads, num_stages, blocks = tuning["tiles"][rows]
     # As many parts as run at once. Each sequence may round up to a part more than its share: with many sequences the
-    # spare parts that this takes are half a chip's. No sequence needs more than seq_len / min_keys parts and one.
+    # spare parts that this takes are half a chip's. No sequence needs more than seq_len / MIN_KEYS parts and one.
     resident = max(1, tuning["multiprocessors"] * blocks // -(-num_heads // BLOCK_H))
-    min_keys = tuning["min_keys"]
-    needed = batch_size if seq_len <= min_keys else batch_size * (-(-seq_len // min_keys) + 1)
+    needed = batch_size if seq_len <= MIN_KEYS else batch_size * (-(-seq_len // MIN_KEYS) + 1)
     parts = min(max(resident, batch_size + -(-resident // 2)), needed)
 
     place = (num_heads, q_nope.device)
@@ -397,7 +395,7 @@ def run_kernel(
     partial, lse, plan = _workspace[place]
     partial, lse = partial[:parts], lse[:parts]
     if (num_heads, page_size) not in _kernels:
-        _kernels[num_heads, page_size] = attend(num_heads, page_size, BLOCK_H, BLOCK_N, threads, num_stages, min_keys)
+        _kernels[num_heads, page_size] = attend(num_heads, page_size, BLOCK_H, BLOCK_N, threads, num_stages)
     _kernels[num_heads, page_size](q_nope, q_pe, ckv, kpe, output, kv_indptr, kv_indices, kv_lens, partial, lse, plan)
     if parts > batch_size:
         columns = 128 if parts >= 16 * batch_size else DIM_CKV  # more blocks where a sequence has many parts

@@ -5,14 +5,14 @@ Contract: that of run_kernel.py. Needs Triton 3.6 or 3.7 with Gluon and compute 
 Taken here: head_dim_ckv 512, head_dim_kpe 64, at most 1024 sequences, tensors aligned to 16 bytes. All else goes to
 run_kernel.py.
 
-Algorithm: the plan (parts of the sequences, partial outputs, a second launch that merges them) is run_kernel.py's, with
-tiles of 64 tokens. A program has 64 heads of one part and three partitions:
+Algorithm: the plan (chunks of tiles, partial outputs, a second launch that merges them) is run_kernel.py's, with tiles
+of 64 tokens. A program has 64 heads of one chunk and three partitions:
   0  one warpgroup: scores (64, 64) and softmax, and columns 0 .. 255 of the output;
   1  one warpgroup: columns 256 .. 511, with P and the rescaling factors through shared memory;
   2  four warps: gather the tokens by 16-byte asynchronous copies, one tile ahead.
 Scores are computed once, the latent tile is read from memory once and used as key and as value.
 
-Barriers, all phases start at 0; j counts the part's tiles, T of them:
+Barriers, all phases start at 0; j counts the chunk's tiles, T of them:
   full[j % 2]   128 arrivals, by the copies of each loading thread: parity j // 2.
   empty[j % 2]  two arrivals, of warpgroups 0 and 1 after their products with tile j: the loader waits with parity
                 j // 2 + 1, at once for the first two tiles.
@@ -236,9 +236,13 @@ def mla_gluon_kernel(
     lengths = gl.load(kv_lens + entry, mask=entry < batch_size, other=0)
     tiles_of = (lengths + 63) // 64  # (BLOCK_B,)
     total_tiles = gl.sum(tiles_of, axis=0)
+    fewest = gl.maximum((total_tiles + slots - 1) // slots, MIN_CHUNK)
     spare = gl.maximum(slots - batch_size, 1)
-    chunk = gl.maximum((total_tiles + spare - 1) // spare, MIN_CHUNK)
-    chunk = gl.where(slots > batch_size, chunk, total_tiles + 1)
+    most = gl.maximum((total_tiles + spare - 1) // spare, MIN_CHUNK)
+    candidate = fewest + gl.arange(0, 16, gl.SliceLayout(1, GRID)) * ((most - fewest + 14) // 15)
+    chunks = gl.maximum((tiles_of[None, :] + candidate[:, None] - 1) // candidate[:, None], 1)  # (16, BLOCK_B)
+    needed = gl.sum(gl.where((entry < batch_size)[None, :], chunks, gl.zeros_like(chunks)), axis=1)
+    chunk = gl.min(gl.where(needed <= slots, candidate, gl.zeros_like(candidate) + most), axis=0)
     zero = gl.zeros_like(entry)
     num_splits = gl.where(entry < batch_size, gl.maximum((tiles_of + chunk - 1) // chunk, 1), zero)
     in_line = gl.convert_layout(num_splits, gl.BlockedLayout([1], [32], [4], [0]))
@@ -251,9 +255,8 @@ def mla_gluon_kernel(
         gl.store(plan + 2 * sequence, first_slot)
         gl.store(plan + 2 * sequence + 1, splits)
     kv_len = gl.load(kv_lens + sequence)
-    its_tiles = (kv_len + 63) // 64
-    begin = its_tiles * (slot - first_slot) // splits * 64
-    end = gl.minimum(its_tiles * (slot - first_slot + 1) // splits * 64, kv_len)
+    begin = (slot - first_slot) * chunk * 64
+    end = gl.minimum(begin + chunk * 64, kv_len)
     tiles = gl.maximum((end - begin + 63) // 64, 1)
     first_row = sequence.to(gl.int64) * HEADS
     slot_row = slot.to(gl.int64) * HEADS
@@ -381,10 +384,9 @@ def run_kernel(
         return
     min_chunk = TUNING[DEVICE]
     head_tiles = (num_heads + 63) // 64
-    # The formula and its reasons: run_kernel.py.
-    resident, min_keys = PROGRAMS // head_tiles, min_chunk * 64
-    capacity = max(resident, batch_size + (resident + 1) // 2)
-    slots = min(batch_size if seq_len <= min_keys else batch_size * (-(-seq_len // min_keys) + 1), capacity)
+    # Enough slots to fill the chip, two per sequence at least; no more programs than chunks there can be.
+    capacity = max(PROGRAMS // head_tiles, 2 * batch_size)
+    slots = min(kv_indices.shape[0] * page_size // (min_chunk * 64) + batch_size, capacity)
     width = min(max(1 << ((16384 * batch_size - 1) // slots).bit_length(), 128), 2048)
     key = (capacity, batch_size, num_heads, page_size, width, min_chunk, q_nope.get_device())
     plan = PLANS.get(key)

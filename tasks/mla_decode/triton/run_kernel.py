@@ -4,17 +4,16 @@ Contract: q_nope, output (batch_size, num_heads, head_dim_ckv), q_pe (batch_size
 (num_pages, page_size, head_dim_ckv), kpe (num_pages, page_size, head_dim_kpe), all bf16 and contiguous; kv_indptr
 (batch_size + 1,) int32 offsets into kv_indices, in pages; kv_indices int32 physical pages; kv_lens (batch_size,) int32
 tokens. Scale 1/sqrt(head_dim_ckv + head_dim_kpe). A sequence of length 0 gives 0. One query per sequence, so q_indptr
-and causal say nothing new; seq_len is an upper bound of the lengths.
+and causal say nothing new; seq_len is only an upper bound and is not used.
 
 Algorithm: the heads of a sequence are the rows of the tile. A tile of latent vectors is loaded once: transposed it is
-the key of the scores, as it lies it is the value of the output. The sequences are cut into parts by their true lengths,
-so that one grid fills the chip for any batch (how many: the task's README); a second launch merges the partial outputs
-of a sequence, weighted by exp2(lse - largest lse).
+the key of the scores, as it lies it is the value of the output. The sequences are cut into chunks of BLOCK_N-token
+tiles, as many tiles to every program as fit the true lengths, so that one grid fills the chip for any batch; a second
+launch merges the partial outputs of a sequence, weighted by exp2(lse - largest lse).
 
 Bound: 121 flops per byte at 64 heads (memory), 242 at 128 (the tensor units, for 2 * (2 * 512 + 64) flops per score).
 Workspace, kept between calls: capacity * num_heads * (head_dim_ckv + 1) * 4 + batch_size * 8 bytes, where capacity is
-PROGRAMS / head tiles, or batch_size and half of that if that is more: 17.3 MB for 132 programs of 64 heads, 6.8 MB on
-the C500.
+PROGRAMS / head tiles, or 2 * batch_size if that is more: 17.3 MB for 132 programs of 64 heads, 6.8 MB on the C500.
 """
 
 import math
@@ -24,13 +23,13 @@ import triton
 import triton.language as tl
 
 # Row per device: (BLOCK_H, BLOCK_N, num_warps, num_stages, MIN_CHUNK, PROGRAMS).
-# MIN_CHUNK: the fewest tiles of a part, 128 tokens on the C500, 64 on the H200 (why: the task's README).
+# MIN_CHUNK: the fewest tiles of a chunk, 64 tokens here: a partial output of 64 heads is the bytes of 114 tokens.
 # PROGRAMS: how many should fill the chip.
 TUNING = {
     # C500: tiles and warps are the vendor's own for this kernel; a warp is 64 lanes, so 4 warps are 256 threads. Shared
     # memory: 18 KiB of Q (where the compiler keeps it there) and 18 KiB of cache. One stage: no asynchronous copy. Two
     # programs per multiprocessor, so that one computes while the other loads.
-    "c500": (16, 16, 4, 1, 8, 208),
+    "c500": (16, 16, 4, 1, 4, 208),
     # H200: a warpgroup multiplies 64 rows, so fewer heads are padded to 64: the cache's bytes are the bound there. The
     # two warpgroups have 256 columns of the accumulator each, 128 registers per thread, which leaves room for one
     # program per multiprocessor. Shared memory: Q 72 KiB, three stages of 36 KiB, so that a tile is loaded during the
@@ -68,34 +67,38 @@ def mla_decode_kernel(
     MIN_CHUNK: tl.constexpr,
     BLOCK_B: tl.constexpr,
 ):
-    # One program: BLOCK_H heads of one sequence over one part of its tokens. DIM_V and DIM_R are DIM_CKV and DIM_KPE
-    # padded to powers of two. The head tiles of a part are neighbours: the second one finds its tokens in the L2.
+    # One program: BLOCK_H heads of one sequence over one chunk of its tokens. DIM_V and DIM_R are DIM_CKV and DIM_KPE
+    # padded to powers of two. The head tiles of a chunk are neighbours: the second one finds its tokens in the L2.
     HEAD_TILES: tl.constexpr = (HEADS + BLOCK_H - 1) // BLOCK_H
     slot = tl.program_id(0) // HEAD_TILES
     slots = tl.num_programs(0) // HEAD_TILES
     head_tile = tl.program_id(0) % HEAD_TILES
 
-    # ---- which sequence, which tokens. A sequence gets ceil(tiles / chunk) parts and one at least. The chunk is so
-    # large that all fit into the slots, whatever the rounding; with a slot per sequence nothing is cut.
+    # ---- which sequence, which tokens. A chunk is the smallest number of tiles, from MIN_CHUNK on, with which all
+    # sequences, each rounded up to whole chunks and to one at least, fit into the slots: no less than total / slots, no
+    # more than total / (slots - batch_size), and 16 candidates between the two are fine enough.
     entry = tl.arange(0, BLOCK_B)
     tiles = (tl.load(kv_lens + entry, mask=entry < batch_size, other=0) + BLOCK_N - 1) // BLOCK_N  # (BLOCK_B,)
     total_tiles = tl.sum(tiles, axis=0)
+    fewest = tl.maximum((total_tiles + slots - 1) // slots, MIN_CHUNK)
     spare = tl.maximum(slots - batch_size, 1)
-    chunk = tl.maximum((total_tiles + spare - 1) // spare, MIN_CHUNK)
-    chunk = tl.where(slots > batch_size, chunk, total_tiles + 1)
+    most = tl.maximum((total_tiles + spare - 1) // spare, MIN_CHUNK)
+    candidate = fewest + tl.arange(0, 16) * ((most - fewest + 14) // 15)  # (16,), the last one at or above `most`
+    chunks = tl.maximum((tiles[None, :] + candidate[:, None] - 1) // candidate[:, None], 1)  # (16, BLOCK_B)
+    needed = tl.sum(tl.where(entry[None, :] < batch_size, chunks, 0), axis=1)  # (16,) slots
+    chunk = tl.min(tl.where(needed <= slots, candidate, most), axis=0)
     num_splits = tl.where(entry < batch_size, tl.maximum((tiles + chunk - 1) // chunk, 1), 0)  # (BLOCK_B,)
     sequence = tl.sum((tl.cumsum(num_splits, axis=0) <= slot).to(tl.int32), axis=0)
     if sequence >= batch_size:
-        return  # more slots than parts
+        return  # more slots than chunks
     first_slot = tl.sum(tl.where(entry < sequence, num_splits, 0), axis=0)
     splits = tl.sum(tl.where(entry == sequence, num_splits, 0), axis=0)
     if (slot == first_slot) & (head_tile == 0):
         tl.store(plan + 2 * sequence, first_slot)
         tl.store(plan + 2 * sequence + 1, splits)
     kv_len = tl.load(kv_lens + sequence)
-    its_tiles = (kv_len + BLOCK_N - 1) // BLOCK_N
-    begin = its_tiles * (slot - first_slot) // splits * BLOCK_N  # an even share
-    end = tl.minimum(its_tiles * (slot - first_slot + 1) // splits * BLOCK_N, kv_len)
+    begin = (slot - first_slot) * chunk * BLOCK_N
+    end = tl.minimum(begin + chunk * BLOCK_N, kv_len)
 
     # ---- queries
     head = head_tile * BLOCK_H + tl.arange(0, BLOCK_H)  # (BLOCK_H,)
@@ -235,13 +238,10 @@ def run_kernel(
         return
     block_h, block_n, num_warps, num_stages, min_chunk, programs = TUNING[DEVICE]
     head_tiles = triton.cdiv(num_heads, block_h)
-    # As many parts as run at once. Each sequence may round up to a part more than its share: with many sequences the
-    # spare parts that this takes are half a chip's. No sequence needs more than its tiles / MIN_CHUNK parts and one.
-    resident = programs // head_tiles
-    capacity = batch_size + (resident + 1) // 2
-    capacity = capacity if capacity > resident else resident
-    min_keys = min_chunk * block_n
-    slots = batch_size if seq_len <= min_keys else batch_size * (triton.cdiv(seq_len, min_keys) + 1)
+    # Enough slots to fill the chip, two per sequence at least; no more programs than chunks there can be.
+    capacity = programs // head_tiles
+    capacity = capacity if capacity > 2 * batch_size else 2 * batch_size
+    slots = kv_indices.shape[0] * page_size // (min_chunk * block_n) + batch_size
     slots = slots if slots < capacity else capacity
 
     key = (capacity, batch_size, num_heads, head_dim_ckv, q_nope.device)
